@@ -1,0 +1,110 @@
+"""The shape of a model: what its units hold, in elements, without torch.
+
+A *unit* is the grain of movement: a repeated block of the model, an edge module (embedding, norm, head), or a piece of an
+edge that is larger than a block, split by rows. Its tensors lie one behind the other in two flat buffers:
+
+    trainable  [ tensor | tensor | ... | padding ]    bf16 or fp32; gradients and optimizer state have the same layout
+    frozen     [ tensor | tensor | ... | padding ]    weights only: no gradient, no master, no state
+
+Tensors start at multiples of TENSOR_ALIGN elements, buffers end at multiples of BUFFER_ALIGN elements, so that every plane
+of every unit can be moved with O_DIRECT. Padding is never read by a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+TENSOR_ALIGN = 128
+"""elements; 256 bytes of bf16"""
+BUFFER_ALIGN = 4096
+"""elements; a multiple of a disk block for every element size"""
+
+
+def align(num: int, to: int) -> int:
+    """`num` rounded up to a multiple of `to`."""
+    return -(-num // to) * to
+
+
+class UnitKind(Enum):
+    """How a unit computes."""
+
+    MODULE = "module"
+    """one module, run as it is"""
+    EMBEDDING = "embedding"
+    """rows of an embedding table"""
+    HEAD = "head"
+    """rows of the output projection"""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """A parameter, or a range of rows of one, inside a unit."""
+
+    name: str
+    """the parameter's name in the model, as in `named_parameters()` (tied parameters: the first of their names)"""
+    shape: tuple[int, ...]
+    """of what this unit holds; for a piece, its rows only"""
+    trainable: bool
+    decay: bool
+    """whether weight decay applies (norms and biases: no)"""
+    offset: int
+    """first element in the unit's trainable or frozen buffer"""
+    first_row: int = 0
+    """for a piece: the row of the whole parameter at which it starts"""
+
+    @property
+    def num_elements(self) -> int:
+        num = 1
+        for size in self.shape:
+            num *= size
+        return num
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.num_elements
+
+
+@dataclass(frozen=True, slots=True)
+class UnitShape:
+    """What one unit holds."""
+
+    name: str
+    """the module's name, with `[i]` behind it for piece i of a split edge"""
+    kind: UnitKind
+    tensors: tuple[TensorShape, ...]
+
+    @property
+    def trainable_elements(self) -> int:
+        """of the trainable buffer, padding included"""
+        return align(max((t.end for t in self.tensors if t.trainable), default=0), BUFFER_ALIGN)
+
+    @property
+    def frozen_elements(self) -> int:
+        """of the frozen buffer, padding included"""
+        return align(max((t.end for t in self.tensors if not t.trainable), default=0), BUFFER_ALIGN)
+
+    @property
+    def elements(self) -> int:
+        """of both buffers: what moves when the unit's weights move"""
+        return self.trainable_elements + self.frozen_elements
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(t.num_elements for t in self.tensors)
+
+    @property
+    def num_trainable(self) -> int:
+        return sum(t.num_elements for t in self.tensors if t.trainable)
+
+
+def lay_out(name: str, kind: UnitKind, tensors: Sequence[tuple[str, tuple[int, ...], bool, bool, int]]) -> UnitShape:
+    """Place `(name, shape, trainable, decay, first_row)` tensors in a unit: decayed first, so that few kernel calls do."""
+    ends = {True: 0, False: 0}
+    placed: list[TensorShape] = []
+    for tensor_name, shape, trainable, decay, first_row in sorted(tensors, key=lambda t: (not t[2], not t[3])):
+        tensor = TensorShape(tensor_name, tuple(shape), trainable, decay, ends[trainable], first_row)
+        ends[trainable] = align(tensor.end, TENSOR_ALIGN)
+        placed.append(tensor)
+    return UnitShape(name, kind, tuple(placed))
