@@ -40,6 +40,10 @@ class StoreError(LohanError, OSError):
         super().__init__(f"{action} {path} at byte {offset}: wanted {wanted} bytes, got {got} (errno {errno}): {reason}")
 
 
+class NativeError(LohanError):
+    """The native library is missing, or one of its kernels was given buffers that it cannot work on."""
+
+
 class ScheduleError(LohanError):
     """A schedule that the checker refuses, or a run that departs from its schedule."""
 
