@@ -16,7 +16,8 @@ LIBRARY = "lohan.native.libkernels"
 
 # The bits of an update may not depend on the processor or the compiler: no contraction to FMA and no fast-math. errno and
 # trap flags, which no kernel reads, would keep sqrt and conditional loops from being vectorised.
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
 class BuildKernels(build_ext):

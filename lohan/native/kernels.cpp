@@ -84,7 +84,7 @@ INLINE void adamw(Master master, const typename Master::Gradient* __restrict gra
                   float* __restrict square, const AdamW& scalars, size_t num) {
     const AdamW s = scalars;
     // lerp from the nearer end, as torch does: exact at both ends
-    const bool near_mean = std::fabs(s.gradient_weight) < 0.5f;
+    const bool near_mean = s.gradient_weight < 0.5f;
     const float pull = near_mean ? s.gradient_weight : s.gradient_weight - 1.0f;
     for (size_t i = 0; i < num; i++) {
         const float g = widen(gradient[i]) * s.clip;
