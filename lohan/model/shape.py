@@ -108,3 +108,36 @@ def lay_out(name: str, kind: UnitKind, tensors: Sequence[tuple[str, tuple[int, .
         ends[trainable] = align(tensor.end, TENSOR_ALIGN)
         placed.append(tensor)
     return UnitShape(name, kind, tuple(placed))
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShape:
+    """A place in the model's forward where weights are needed: a module, or an edge that visits its pieces in order."""
+
+    name: str
+    kind: UnitKind
+    units: tuple[int, ...]
+    needs_backward: bool = True
+    """whether gradients flow through it: it holds, or comes after, something trainable"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model as planning sees it: units, and sites in the order in which the forward pass enters them."""
+
+    units: tuple[UnitShape, ...]
+    sites: tuple[SiteShape, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(unit.num_parameters for unit in self.units)
+
+    @property
+    def num_trainable(self) -> int:
+        return sum(unit.num_trainable for unit in self.units)
+
+    @property
+    def tied(self) -> frozenset[int]:
+        """Units that more than one site visits: tied weights."""
+        visits = [unit for site in self.sites for unit in site.units]
+        return frozenset(unit for unit in visits if visits.count(unit) > 1)

@@ -100,6 +100,8 @@ class Slot:
     name: str
     tier: Tier
     nbytes: int
+    keeps: bool = False
+    """whether it holds something when a schedule begins; otherwise nothing may be read that the schedule did not write"""
 
 
 @dataclass(frozen=True, slots=True)

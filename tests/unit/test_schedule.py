@@ -1,0 +1,87 @@
+"""Every schedule that the builder makes passes the checker, and every mutant of one fails it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from lohan.errors import BudgetError, ScheduleError
+from lohan.schedule.checker import check
+from lohan.schedule.ops import Access, Content, Op, Schedule, Tier
+
+from .schedules import draw
+
+SEEDS = range(150)
+
+
+def with_op(schedule: Schedule, op: Op) -> Schedule:
+    ops = list(schedule.ops)
+    ops[op.index] = op
+    return replace(schedule, ops=tuple(ops))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_schedule_passes(seed: int) -> None:
+    check(draw(seed).schedule)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_single_wait_matters(seed: int) -> None:
+    schedule = draw(seed).schedule
+    for op in schedule.ops:
+        for wait in op.waits:
+            mutant = with_op(schedule, replace(op, waits=tuple(w for w in op.waits if w != wait)))
+            with pytest.raises(ScheduleError, match="not ordered"):
+                check(mutant)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_waiting_for_the_operation_before_is_not_enough(seed: int) -> None:
+    schedule = draw(seed).schedule
+    for op in schedule.ops:
+        for wait in op.waits:
+            lane = schedule.lane(schedule.ops[wait].lane)
+            place = next(i for i, other in enumerate(lane) if other.index == wait)
+            earlier = (lane[place - 1].index,) if place else ()
+            mutant = with_op(schedule, replace(op, waits=tuple(w for w in op.waits if w != wait) + earlier))
+            with pytest.raises(ScheduleError, match="not ordered"):
+                check(mutant)
+
+
+def test_a_cycle_is_found() -> None:
+    schedule = draw(0).schedule
+    late = next(op for op in reversed(schedule.ops) if op.waits)
+    early = schedule.ops[late.waits[0]]
+    with pytest.raises(ScheduleError, match="waits for itself"):
+        check(with_op(schedule, replace(early, waits=(*early.waits, late.index))))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_content_of_another_unit_or_version_is_found(seed: int) -> None:
+    schedule = draw(seed).schedule
+    rng = random.Random(seed)
+    written = {access.slot for op in schedule.ops for access in op.writes}
+    readers = [op for op in schedule.ops if op.reads and op.reads[0].slot in written and not schedule.slots[op.reads[0].slot].keeps]
+    if not readers:
+        pytest.skip("nothing is read from a ring")
+    op = rng.choice(readers)
+    content = op.reads[0].content
+    for wrong in (replace(content, owner=content.owner + 1), replace(content, version=content.version + 1)):
+        mutant = with_op(schedule, replace(op, reads=(with_content(op.reads[0], wrong), *op.reads[1:])))
+        with pytest.raises(ScheduleError, match="expects"):
+            check(mutant)
+
+
+def with_content(access: Access, content: Content) -> Access:
+    return replace(access, content=content)
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.SSD])
+def test_one_byte_below_the_slots_is_refused(tier: Tier) -> None:
+    schedule = draw(3).schedule
+    needed = schedule.tier_bytes(tier)
+    check(schedule, {tier: needed})
+    with pytest.raises(BudgetError, match=str(needed)):
+        check(schedule, {tier: needed - 1})
