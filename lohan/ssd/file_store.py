@@ -80,7 +80,7 @@ class FileStore(StripedStore):
         try:
             os.fdatasync(fd)
         except OSError as error:
-            raise StoreError("flush", str(path), 0, 0, 0, error.errno, error.strerror) from error
+            raise StoreError("flush", str(path), 0, 0, 0, error.errno, str(error)) from error
 
     def release(self) -> None:
         for file in self._files:
@@ -108,7 +108,7 @@ def _transfer(
         except InterruptedError:
             continue
         except OSError as error:
-            raise StoreError(action, str(file.path), offset, len(buffer), done, error.errno, error.strerror) from error
+            raise StoreError(action, str(file.path), offset, len(buffer), done, error.errno, str(error)) from error
         if got <= 0:
             raise StoreError(action, str(file.path), offset, len(buffer), done, None, "the file ends here")
         end = done + got

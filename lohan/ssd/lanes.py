@@ -13,6 +13,7 @@ A piece of a ticket that already failed is skipped. A failure stays in its ticke
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,13 +23,16 @@ from queue import SimpleQueue
 from lohan.errors import ClosedError, StallError
 from lohan.ssd.throttle import Pacer, sleep_until
 
+NUM_CHECKS = 20
+"""looks at a store's progress before it counts as stalled"""
+
 
 class Progress:
-    """When a piece of a store last finished: what a stall is told by."""
+    """Whether pieces of a store finish: what a stall is told by."""
 
     def __init__(self, stall_s: float) -> None:
         self.stall_s = stall_s
-        self.finished_s = time.perf_counter()
+        self.num_finished = 0
 
 
 class PieceTicket:
@@ -41,11 +45,10 @@ class PieceTicket:
         self._what = what
         self._num_left = num_pieces
         self._progress = progress
-        self._submitted_s = time.perf_counter()
         self._lock = threading.Lock()
         self._all_finished = threading.Event()
         if num_pieces == 0:
-            self.started_s = self.finished_s = self._submitted_s
+            self.started_s = self.finished_s = time.perf_counter()
             self._all_finished.set()
 
     @property
@@ -53,18 +56,20 @@ class PieceTicket:
         return self._all_finished.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        until_s = None if timeout_s is None else time.perf_counter() + timeout_s
-        while not self.done:
-            now_s = time.perf_counter()
-            stalls_at_s = max(self._submitted_s, self._progress.finished_s) + self._progress.stall_s
-            if now_s >= stalls_at_s:
+        until_s = math.inf if timeout_s is None else time.perf_counter() + timeout_s
+        check_s = self._progress.stall_s / NUM_CHECKS
+        num_seen, num_quiet = -1, 0
+        # Checks without news are counted, not seconds: a process that was stopped (Ctrl-Z) for a minute has not stalled.
+        while not self._all_finished.wait(max(0.0, min(check_s, until_s - time.perf_counter()))):
+            num_quiet = num_quiet + 1 if self._progress.num_finished == num_seen else 0
+            num_seen = self._progress.num_finished
+            if num_quiet == NUM_CHECKS:
                 raise StallError(
                     f"{self._what}: {self._num_left} pieces are not done, and none of the store finished for "
                     f"{self._progress.stall_s:g} s. The drive does not answer: look at the kernel log (dmesg)"
                 )
-            if until_s is not None and now_s >= until_s:
+            if time.perf_counter() >= until_s:
                 raise TimeoutError(f"{self._what}: {self._num_left} pieces are not done after {timeout_s:g} s")
-            self._all_finished.wait(min(stalls_at_s, until_s or stalls_at_s) - now_s)
         if self.error is not None:
             raise self.error
 
@@ -74,12 +79,12 @@ class PieceTicket:
 
     def finish_piece(self, error: BaseException | None) -> None:
         """Count one piece as done: no thread touches its buffer any more."""
-        self._progress.finished_s = now_s = time.perf_counter()
         with self._lock:
+            self._progress.num_finished += 1
             self.error = self.error or error
             self._num_left -= 1
             if self._num_left == 0:
-                self.finished_s = now_s
+                self.finished_s = time.perf_counter()
                 self._all_finished.set()
 
 

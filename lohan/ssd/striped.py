@@ -117,13 +117,14 @@ class StripedStore(ABC):
         """The bytes of a buffer that O_DIRECT can use, at an address that is inside the store."""
         nbytes = buffer.numel()
         if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous() or buffer.device.type != "cpu":
-            reason = f"the buffer must be contiguous uint8 [n] in host memory, not {buffer.dtype} {list(buffer.shape)} on {buffer.device}"
+            found = f"{buffer.dtype} {list(buffer.shape)} on {buffer.device}"
+            reason = f"the buffer must be contiguous uint8 [n] in host memory, not {found}"
         elif address % BLOCK_BYTES or nbytes % BLOCK_BYTES or buffer.data_ptr() % BLOCK_BYTES:
             reason = f"address, size and buffer ({buffer.data_ptr():#x}) must be multiples of {BLOCK_BYTES}"
         elif address < 0 or address + nbytes > self._nbytes:
             reason = f"outside the store's {self._nbytes} bytes"
         else:
-            return memoryview(buffer.numpy())
+            return buffer.numpy().data
         raise StoreError(action, "store", address, nbytes, 0, None, reason)
 
     def _write_remembered(self, file: int, offset: int, buffer: memoryview) -> None:
