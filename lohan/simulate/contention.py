@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 
 from lohan.errors import OptionError
 from lohan.schedule.ops import Lane
 
-Demand = tuple[float, float]
+Demand = tuple[int, float]
 """how many users, what each of them demands"""
 
 
@@ -37,7 +37,7 @@ class Contention:
     cores: float = inf
     """of the CPU"""
     compute_threads: float = 0.0
-    """that the compute lane keeps busy: all cores where the CPU computes, next to none beside a GPU"""
+    """that the compute lane keeps busy: one for each core where the CPU computes, a fraction of one beside a GPU"""
     optimizer_threads: float = 0.0
     """that the optimizer keeps busy"""
     io_cpu_s_per_gb: float = 0.0
@@ -49,7 +49,7 @@ class Contention:
     mixed_gbps: float = inf
     """of the drives, both directions together"""
     memory_gbps: float = inf
-    """of host memory"""
+    """of host memory; no less than any lane draws alone"""
     compute_memory_gbps: float = 0.0
     """that the compute lane alone draws from host memory"""
     served_at_once: int = 2
@@ -74,30 +74,30 @@ class Contention:
         """The rate, at most 1, of each busy lane; `alone_gbps` names the busy lanes and what they move when alone."""
         rates = dict.fromkeys(alone_gbps, 1.0)
         if isfinite(self.mixed_gbps) and Lane.SSD_READ in rates and Lane.SSD_WRITE in rates:
-            drive = {Lane.SSD_READ: (1.0, self.read_gbps), Lane.SSD_WRITE: (1.0, self.write_gbps)}
+            drive = {Lane.SSD_READ: (1, self.read_gbps), Lane.SSD_WRITE: (1, self.write_gbps)}
             _share(self.mixed_gbps, drive, rates)
         if isfinite(self.cores):
             _share(self.cores, self._core_demands(alone_gbps, rates), rates)
         if isfinite(self.memory_gbps):
             drawn_gbps = {**alone_gbps, Lane.COMPUTE: self.compute_memory_gbps}
-            _share(self.memory_gbps, {lane: (1.0, drawn_gbps[lane] * rate) for lane, rate in rates.items()}, rates)
+            _share(self.memory_gbps, {lane: (1, drawn_gbps[lane] * rate) for lane, rate in rates.items()}, rates)
         return rates
 
     def _core_demands(self, alone_gbps: Mapping[Lane, float], rates: Mapping[Lane, float]) -> dict[Lane, Demand]:
         demands: dict[Lane, Demand] = {}
-        for lane, rate in rates.items():
-            if lane is Lane.COMPUTE:
-                demands[lane] = (self.compute_threads, rate)
-            elif lane is Lane.OPTIMIZER:
-                demands[lane] = (self.optimizer_threads, rate)
-            elif lane in (Lane.SSD_READ, Lane.SSD_WRITE):
-                demands[lane] = (1.0, self.io_cpu_s_per_gb * alone_gbps[lane] * rate)
+        for lane, threads in ((Lane.COMPUTE, self.compute_threads), (Lane.OPTIMIZER, self.optimizer_threads)):
+            if lane in rates:
+                num = max(1, ceil(threads))
+                demands[lane] = (num, threads / num * rates[lane])
+        for lane in (Lane.SSD_READ, Lane.SSD_WRITE):
+            if lane in rates:
+                demands[lane] = (1, self.io_cpu_s_per_gb * alone_gbps[lane] * rates[lane])
         return demands
 
 
 def fair_level(capacity: float, demands: Iterable[Demand]) -> float:
     """The level of max-min fairness: what those users get who do not get all they demand; inf if all do."""
-    waiting = sorted(((num, each) for num, each in demands if num > 0), key=lambda demand: demand[1])
+    waiting = sorted(demands, key=lambda demand: demand[1])
     num_waiting = sum(num for num, _ in waiting)
     for num, each in waiting:
         if each * num_waiting > capacity:

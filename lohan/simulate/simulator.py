@@ -91,7 +91,7 @@ class _LaneState:
         self.queued: deque[_Flight] = deque()
         """those of them that have yet to be served"""
         self.overlaps = overlaps
-        self.served_at_once = served_at_once if overlaps else 1
+        self.served_at_once = served_at_once
         self.ready_s = 0.0
         """since when only waits keep the next operation from starting"""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def test_fair_level() -> None:
     assert fair_level(4, [(1, 1), (1, 5)]) == 3
     assert fair_level(4, [(1, 3), (1, 5)]) == 2
     assert fair_level(2, [(2, 1), (1, 1), (1, 0.2)]) == pytest.approx(1.8 / 3)
-    assert fair_level(2, [(0, 1), (2, 1)]) == float("inf")
+    assert fair_level(2, [(1, 0), (2, 1)]) == float("inf")
 
 
 def test_compute_and_optimizer_share_the_cores() -> None:
@@ -163,6 +164,37 @@ def test_io_takes_cores_and_is_not_slowed_by_them() -> None:
     # 2 GB/s at 0.1 core-seconds a GB are 0.2 of 2 cores: compute runs at 0.9 for 2 s, then alone for 2.2 s.
     contention = Contention(cores=2, compute_threads=2, io_cpu_s_per_gb=0.1)
     assert times(program.simulate(contention)) == [(0, 4.2), (0, 2)]
+    # The same bytes in two operations that are in flight together.
+    program = Program()
+    program.add(Lane.COMPUTE, 4)
+    program.add(Lane.SSD_READ, 1, gigabytes=2)
+    program.add(Lane.SSD_READ, 1, gigabytes=2)
+    assert times(program.simulate(contention)) == [(0, 4.2), (0, 2), (0, 2)]
+
+
+def test_compute_beside_a_gpu_needs_next_to_no_core() -> None:
+    busy = {Lane.COMPUTE: 0.0, Lane.OPTIMIZER: 40.0, Lane.SSD_READ: 10.0}
+    for threads in (0, 0.2):
+        rates = Contention(cores=4, compute_threads=threads, optimizer_threads=4, io_cpu_s_per_gb=0.04).rates(busy)
+        assert rates == {Lane.COMPUTE: 1, Lane.SSD_READ: 1, Lane.OPTIMIZER: pytest.approx((4 - threads - 0.4) / 4)}
+
+
+def test_a_lane_may_keep_a_thread_busy_in_part() -> None:
+    contention = Contention(cores=2, compute_threads=1.5, optimizer_threads=1)
+    # Two threads of 0.75 and one of 1: two thirds each.
+    rates = contention.rates({Lane.COMPUTE: 0, Lane.OPTIMIZER: 0})
+    assert rates == {Lane.COMPUTE: pytest.approx(2 / 3 / 0.75), Lane.OPTIMIZER: pytest.approx(2 / 3)}
+
+
+def test_every_resource_counts_what_the_ones_before_it_left() -> None:
+    drive_and_cores = Contention(
+        cores=2, compute_threads=2, io_cpu_s_per_gb=0.1, read_gbps=2, write_gbps=2, mixed_gbps=2, compute_memory_gbps=4
+    )
+    busy = {Lane.COMPUTE: 0.0, Lane.SSD_READ: 2.0, Lane.SSD_WRITE: 2.0}
+    # Drive: 1 GB/s each way. Cores: 1.8 are left for two threads, 0.9 each. Memory: 3 GB/s are left for 0.9 x 4.
+    assert drive_and_cores.rates(busy) == {Lane.COMPUTE: pytest.approx(0.9), Lane.SSD_READ: 0.5, Lane.SSD_WRITE: 0.5}
+    and_memory = replace(drive_and_cores, memory_gbps=5)
+    assert and_memory.rates(busy) == {Lane.COMPUTE: pytest.approx(0.75), Lane.SSD_READ: 0.5, Lane.SSD_WRITE: 0.5}
 
 
 def test_reading_and_writing_share_the_drive_as_measured() -> None:
@@ -208,6 +240,9 @@ def test_impossible_schedules_and_costs_are_refused() -> None:
     program.add(Lane.COMPUTE, 1, [1])
     program.add(Lane.UPLOAD, 1)
     with pytest.raises(ScheduleError, match="op 0 forward"):
+        program.simulate()
+    program.ops = [program.ops[1]]
+    with pytest.raises(ScheduleError, match="op 1 upload weights"):
         program.simulate()
     program = Program()
     program.add(Lane.COMPUTE, -1)
@@ -301,6 +336,8 @@ def test_trace_has_a_process_a_timeline_and_no_crossing_slices(tmp_path: Path) -
     first = program.add(Lane.SSD_READ, 1 / 3, gigabytes=1)
     program.add(Lane.SSD_READ, 4 / 3, gigabytes=1)
     program.add(Lane.SSD_READ, 1 / 7, [program.add(Lane.COMPUTE, 1 / 3, [first])], gigabytes=1)
+    for seventh in range(1, 7):
+        program.add(Lane.COMPUTE, seventh / 7)
     spans = program.simulate().spans
     write_trace({"measured": spans, "simulated": spans}, tmp_path / "step.json")
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
@@ -311,6 +348,7 @@ def test_trace_has_a_process_a_timeline_and_no_crossing_slices(tmp_path: Path) -
     assert sorted(name for (pid, _), name in tracks.items() if pid == processes["measured"]) == [
         "compute", "ssd_read", "ssd_read (2)"
     ]  # fmt: skip
+    assert len({tid for _, tid in tracks} | set(processes.values())) == len(tracks) + len(processes)
     slices = [event for event in events if event["ph"] == "X"]
     assert {event["name"] for event in slices} >= {"read weights unit 0", "forward unit 2"}
     assert len(slices) == 2 * len(spans)
