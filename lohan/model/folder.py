@@ -15,9 +15,13 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from lohan.errors import ModelError
 from lohan.model.safetensors_file import Entry, read_header
 
+CONFIG_NAME = "config.json"
+GENERATION_CONFIG_NAME = "generation_config.json"
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
 SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
     "tokenizer*",
     "vocab*",
     "merges.txt",
@@ -31,9 +35,6 @@ SIDE_FILES = (
 )
 """what belongs to a model beside its weights; kept in memory, so that saving does not need the source"""
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-CONFIG_NAME = "config.json"
-WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 
 
 def resolve(source: str | Path) -> Path:

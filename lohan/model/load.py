@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,8 @@ from transformers.initialization import no_init_weights
 
 from lohan.errors import ModelError
 from lohan.model.folder import read_config, read_entries, read_side_files, resolve
-from lohan.model.keys import canonical_names, match_keys
-from lohan.model.safetensors_file import Entry
+from lohan.model.keys import Group, canonical_names, match_keys
+from lohan.model.safetensors_file import Entry, TensorSpec
 from lohan.model.weights_in import FileTensors, ModuleTensors, TensorSource, check_equal, read_tensor
 
 
@@ -41,12 +41,12 @@ class OpenedModel:
     config: PreTrainedConfig | None
     source_dtype: torch.dtype
     """of most of the weights"""
-    dtypes: dict[str, torch.dtype]
-    """as stored, by name in the model: parameters and persistent buffers"""
+    stored: dict[str, TensorSpec]
+    """parameters and persistent buffers by name, in the model's order, in the dtype in which they are stored"""
     source_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """names in the checkpoint of tensors that are stored as the model holds them; two where tied weights were written twice"""
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    """persistent buffers as stored, before they took the model's dtype"""
+    """persistent buffers as they were stored, before they took the model's dtype"""
     side_files: dict[str, bytes] = field(default_factory=dict)
     """configuration and tokenizer files"""
     keep_fp32: frozenset[str] = frozenset()
@@ -74,51 +74,60 @@ def _from_module(module: nn.Module) -> OpenedModel:
     empty = [name for name, p in module.named_parameters() if p.is_meta]
     if empty:
         raise ModelError(f"{len(empty)} parameters, {empty[0]} first, have no weights in memory; pass the folder that has them")
-    dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-    sizes: Counter[torch.dtype] = Counter()
-    for parameter in module.parameters():
-        sizes[parameter.dtype] += parameter.numel()
+    names = canonical_names(module)
+    state = {name: tensor for name, tensor in module.state_dict().items() if names.get(name, name) == name}
+    stored = {name: TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
     config = module.config if isinstance(module, PreTrainedModel) else None
-    return OpenedModel(module, ModuleTensors(module), config, sizes.most_common(1)[0][0], dtypes)
+    opened = OpenedModel(module, ModuleTensors(module), config, _main_dtype(stored.values()), stored)
+    opened.buffers = {name: tensor.clone() for name, tensor in state.items() if name not in names}
+    return opened
 
 
 def _from_files(folder: Path, dtype: torch.dtype | None) -> OpenedModel:
-    config = read_config(folder)
-    entries = read_entries(folder)
-    sizes: Counter[torch.dtype] = Counter()
-    for entry in entries.values():
-        sizes[entry.dtype] += entry.num_bytes
-    floating = [found for found, _ in sizes.most_common() if found.is_floating_point]
-    if not floating:
-        raise ModelError(f"{folder}: the weight files hold no floating-point tensor")
-
-    model = build_on_meta(config, dtype or floating[0])
-    groups = match_keys(model, entries)
-    names, order = canonical_names(model), {name: index for index, name in enumerate(model.state_dict())}
-    groups.sort(key=lambda group: min(order[names.get(target, target)] for target in group.targets))
-
-    opened = OpenedModel(model, ModuleTensors(model), config, floating[0], {}, side_files=read_side_files(folder))
-    wanted, filled = [], dict[str, Entry]()
-    fp32 = _fp32_pattern(model, model.dtype)
+    config, entries = read_config(folder), read_entries(folder)
+    source_dtype = _main_dtype(entries.values())
+    model = build_on_meta(config, dtype or source_dtype)
+    names, expected = canonical_names(model), model.state_dict()
+    fp32 = _fp32_pattern(model, dtype or source_dtype)
+    opened = OpenedModel(model, ModuleTensors(model), config, source_dtype, {}, side_files=read_side_files(folder))
     opened.keep_fp32 = frozenset(name for name in names.values() if fp32.search(name))
+
+    order = {name: index for index, name in enumerate(expected)}
+    groups = sorted(match_keys(model, entries), key=lambda group: min(order[names.get(t, t)] for t in group.targets))
+    wanted: dict[str, Group] = {}
     for group in groups:
-        first = group.sources[0].entry
-        for target in group.targets:
-            opened.dtypes[names.get(target, target)] = first.dtype
-        name = names.get(group.targets[0], group.targets[0])
+        entry = group.sources[0].entry
+        targets = [names.get(target, target) for target in group.targets]
+        for target in targets:
+            opened.stored[target] = TensorSpec(target, entry.dtype, tuple(expected[target].shape))
         if group.converter is None:
-            opened.source_names[name] = (*opened.source_names.get(name, ()), first.name)
-        if group.targets[0] not in names:
+            opened.source_names[targets[0]] = (*opened.source_names.get(targets[0], ()), entry.name)
+        if targets[0] not in names:
             _set_buffers(opened, group.convert(model, [read_tensor(s.entry) for s in group.sources]), fp32)
-        elif not all(s.entry.dtype.is_floating_point for s in group.sources):
-            raise ModelError(f"{first.path}: {first.name} is stored as {first.dtype}; quantised weights cannot be trained")
-        elif name in filled:
-            check_equal(filled[name], first)
+        elif targets[0] in wanted:
+            check_equal(wanted[targets[0]].sources[0].entry, entry)
         else:
-            filled[name] = first
-            wanted.append(group)
-    opened.tensors = FileTensors(model, wanted, names)
+            _check_floating(group)
+            wanted[targets[0]] = group
+    opened.tensors = FileTensors(model, wanted.values(), names)
     return opened
+
+
+def _main_dtype(tensors: Iterable[Entry | TensorSpec]) -> torch.dtype:
+    """The floating-point dtype of most of the bytes."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point:
+            sizes[tensor.dtype] += tensor.num_bytes
+    if not sizes:
+        raise ModelError("the model holds no floating-point tensor")
+    return sizes.most_common(1)[0][0]
+
+
+def _check_floating(group: Group) -> None:
+    for entry in (source.entry for source in group.sources):
+        if not entry.dtype.is_floating_point:
+            raise ModelError(f"{entry.path}: {entry.name} is stored as {entry.dtype}; quantised weights cannot be trained")
 
 
 def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -108,7 +108,7 @@ def _check_tiling(path: Path, entries: Iterable[Entry], start: int, end: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSpec:
     """A tensor that is going to be written."""
 
     name: str
@@ -120,18 +120,18 @@ class Slot:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def lay_out_file(slots: Iterable[Slot]) -> tuple[bytes, dict[str, int], int]:
+def lay_out_file(specs: Iterable[TensorSpec]) -> tuple[bytes, dict[str, int], int]:
     """The header of a file that holds these tensors, the offset of each in the file, and the file's size.
 
     Wider elements come first, so that every tensor is aligned to its element; tensors may be written in any order.
     """
-    ordered = sorted(slots, key=lambda slot: -slot.dtype.itemsize)
+    ordered = sorted(specs, key=lambda spec: -spec.dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     starts, at = {}, 0
-    for slot in ordered:
-        starts[slot.name] = at
-        header[slot.name] = {"dtype": NAMES[slot.dtype], "shape": slot.shape, "data_offsets": [at, at + slot.num_bytes]}
-        at += slot.num_bytes
+    for spec in ordered:
+        starts[spec.name] = at
+        header[spec.name] = {"dtype": NAMES[spec.dtype], "shape": spec.shape, "data_offsets": [at, at + spec.num_bytes]}
+        at += spec.num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text

@@ -238,4 +238,3 @@ def check_equal(one: Entry, other: Entry) -> None:
             f"{one.name} and {other.name} are tied by the model's configuration but differ in the checkpoint. "
             'If they are meant to differ, set "tie_word_embeddings": false in config.json'
         )
-
