@@ -8,9 +8,10 @@ one lane and goes through three states, in this order:
     recorded     the operation, and all before it on its lane, are enqueued (host lanes: are done)
     complete     they are done
 
-`wait(lane, event)` blocks the calling thread until the event is *recorded*; what the lane does from then on happens after the
-event is *complete*: a stream is told to wait for it, a host lane blocks. Waiting on an event of the host from a stream blocks the
-thread that enqueues.
+`wait(lane, event)` blocks the calling thread until the event is *recorded*; what the lane does from then on happens after
+the event is *complete*: a stream is told to wait for it, a host lane blocks. Waiting on an event of the host from a stream
+blocks the thread that enqueues. `wait` has no time limit, as an operation may take minutes: a thread that fails tells the
+device (`abort`), which ends all waiting.
 
 One thread drives one lane at a time. A lane is driven like this, for every operation:
 
@@ -18,6 +19,9 @@ One thread drives one lane at a time. A lane is driven like this, for every oper
     device.begin(lane, op)                       # from here on it may touch its slots
     ... copy(), torch operations within computing(), or work on host memory ...
     device.record(lane, event)                   # of this operation
+
+On a lane in OVERLAPPING_LANES operations may begin before earlier ones are recorded; they are recorded in the same order. An
+event is recorded once.
 
 Memory: `allocate` gives slabs that live as long as the device; everything else that torch operations make within `computing()`
 is the workspace. Both count against the budget. Host memory that a copy touches is registered first.
@@ -35,14 +39,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lohan.device.events import Event
 from lohan.schedule.ops import Lane, Op, Schedule
 
-
-class Event(Protocol):
-    """The completion of one operation."""
-
-    @property
-    def is_complete(self) -> bool: ...
+__all__ = ["Device", "Event"]
 
 
 class Device(Protocol):
