@@ -43,7 +43,9 @@ class UnitPlan:
     def __post_init__(self) -> None:
         for name in ("weights", "state", "gradient"):
             if getattr(self, name) is Tier.DEVICE:
-                raise OptionError(f"plan.units[].{name}", "device", "a unit's tensors live on host or ssd", "Choose host or ssd")
+                raise OptionError(
+                    f"plan.units[].{name}", "device", "a unit's tensors live on host or ssd", "Choose host or ssd"
+                )
 
 
 @dataclass(frozen=True, slots=True)

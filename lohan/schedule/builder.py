@@ -43,8 +43,8 @@ class Call:
     mode: Mode
     pending: frozenset[int] = frozenset()
     """units whose gradient of the step before still waits for its update"""
-    reload: bool = False
-    """what RAM keeps is not the version to begin with (first step, discarded speculation): read it from the SSD"""
+    stale: frozenset[tuple[Role, int]] = frozenset()
+    """what RAM keeps in another version than the one to begin with (first step, discarded speculation): it is read from the SSD"""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Walk:
         self.version = [0] * len(self.shape.units)
         self.pending = set(call.pending)
         self.fresh: set[tuple[Role, int]] = set()
-        """what RAM keeps and has been read, where the call says that it has to be"""
+        """what RAM keeps and has been read or updated since the schedule began"""
         self.boundary_slot: dict[tuple[Tier, int], int] = {}
         self.partial: set[int] = set()
         self.layout = Layout(self.shape, self.sizes, self.table)
@@ -153,7 +153,9 @@ class _Walk:
         slot, warm = self._take(Tier.HOST, Role.WEIGHTS, unit)
         if not warm:
             sources = self.layout.weights_on_ssd(unit, self.version[unit])
-            self._move(Kind.READ_WEIGHTS, Lane.SSD_READ, sources, self.layout.weights(slot, unit, self.version[unit]), unit=unit)
+            self._move(
+                Kind.READ_WEIGHTS, Lane.SSD_READ, sources, self.layout.weights(slot, unit, self.version[unit]), unit=unit
+            )
         return slot
 
     def _update_pending(self, unit: int, weights: int) -> None:
@@ -185,7 +187,10 @@ class _Walk:
         visit.device, warm = self._take(Tier.DEVICE, Role.WEIGHTS, visit.unit)
         if not warm:
             unit = visit.unit
-            sources, targets = self.layout.weights(visit.host, unit, self.version[unit]), self.layout.weights(visit.device, unit, self.version[unit])
+            sources, targets = (
+                self.layout.weights(visit.host, unit, self.version[unit]),
+                self.layout.weights(visit.device, unit, self.version[unit]),
+            )
             self._move(Kind.UPLOAD_WEIGHTS, Lane.UPLOAD, sources, targets, unit=unit)
         if not visit.backward:
             self._give(Tier.HOST, Role.WEIGHTS, visit.unit, visit.host)
@@ -311,16 +316,28 @@ class _Walk:
             base = first * sizes.state if self.plan.units[unit].state is Tier.HOST else 0
             if not warm:
                 sources = self.layout.state_on_ssd(unit, before, first, num)
-                self._move(Kind.READ_STATE, Lane.SSD_READ, sources, self.layout.state(slot, base, unit, before, chunk, num), unit, chunk)
+                self._move(
+                    Kind.READ_STATE,
+                    Lane.SSD_READ,
+                    sources,
+                    self.layout.state(slot, base, unit, before, chunk, num),
+                    unit,
+                    chunk,
+                )
             span = (first * sizes.weight, (first + num) * sizes.weight)
             old, new = (Access(weights, *span, Content(What.WEIGHTS, unit, version)) for version in (before, after))
             pull = Access(gradient, *span, Content(What.GRADIENT, unit, after))
-            state_before, state_after = (self.layout.state(slot, base, unit, version, chunk, num) for version in (before, after))
+            state_before, state_after = (
+                self.layout.state(slot, base, unit, version, chunk, num) for version in (before, after)
+            )
             nbytes = num * (3 * sizes.weight + 2 * sizes.state)
             reads, writes = [old, pull, *state_before], [new, *state_after]
             self._emit(Kind.UPDATE, Lane.OPTIMIZER, reads, writes, unit=unit, chunk=chunk, nbytes=nbytes)
             if self.plan.use_ssd:
-                targets = [self.layout.side(unit, after, *span, What.WEIGHTS), *self.layout.state_on_ssd(unit, after, first, num)]
+                targets = [
+                    self.layout.side(unit, after, *span, What.WEIGHTS),
+                    *self.layout.state_on_ssd(unit, after, first, num),
+                ]
                 self._move(Kind.WRITE_UPDATE, Lane.SSD_WRITE, [new, *state_after], targets, unit, chunk)
             self._give(Tier.HOST, Role.STATE, unit, slot, forget=True)
         self.version[unit] = after
@@ -351,7 +368,7 @@ class _Walk:
         slot = self.table.permanent(tier, role, owner)
         if slot is None:
             return self.rings[tier, role].take(owner)
-        stale = self.call.reload and role in (Role.WEIGHTS, Role.STATE) and (role, owner) not in self.fresh
+        stale = (role, owner) in self.call.stale and (role, owner) not in self.fresh
         if role is Role.WEIGHTS:
             self.fresh.add((role, owner))
         return slot, not stale
@@ -374,7 +391,14 @@ class _Walk:
         self._move(kind, lane, [self.layout.boundary(source, site)], [self.layout.boundary(target, site)], site=site)
 
     def _move(
-        self, kind: Kind, lane: Lane, sources: Sequence[Access], targets: Sequence[Access], unit: int = -1, chunk: int = -1, site: int = -1
+        self,
+        kind: Kind,
+        lane: Lane,
+        sources: Sequence[Access],
+        targets: Sequence[Access],
+        unit: int = -1,
+        chunk: int = -1,
+        site: int = -1,
     ) -> None:
         nbytes = sum(source.stop - source.start for source in sources)
         self._emit(kind, lane, sources, targets, unit=unit, site=site, chunk=chunk, nbytes=nbytes)

@@ -114,6 +114,11 @@ class SlotTable:
         self._add_boundaries(on_host)
         self._add_rings(on_host, sums)
 
+    @property
+    def boundary_slots(self) -> frozenset[int]:
+        """Those that depend on the batch although one site keeps them."""
+        return frozenset(slot for (_, role, _), slot in self._permanent.items() if role is Role.BOUNDARY)
+
     def permanent(self, tier: Tier, role: Role, owner: int) -> int | None:
         """The slot that `owner` keeps for good, if it has one."""
         return self._permanent.get((tier, role, owner))

@@ -9,7 +9,7 @@ from lohan.model.shape import ModelShape, SiteShape, UnitKind, UnitShape, lay_ou
 from lohan.plan.plan import Plan, UnitPlan, Update
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
 from lohan.schedule.ops import Schedule, Tier
-from lohan.schedule.slots import Sizes, SlotTable
+from lohan.schedule.slots import Role, Sizes, SlotTable
 
 BF16_ADAMW = Sizes(weight=2, state_planes=(2, 4, 4))
 
@@ -21,7 +21,10 @@ def model(rng: random.Random) -> ModelShape:
     def unit(name: str, kind: UnitKind) -> UnitShape:
         trainable = rng.random() < 0.9
         size = rng.choice([4096, 5000, 20000])
-        tensors = [(f"{name}.a", (size,), trainable, True, 0), (f"{name}.b", (rng.randint(1, 3000),), rng.random() < 0.8, False, 0)]
+        tensors = [
+            (f"{name}.a", (size,), trainable, True, 0),
+            (f"{name}.b", (rng.randint(1, 3000),), rng.random() < 0.8, False, 0),
+        ]
         return lay_out(name, kind, tensors)
 
     units = [unit(f"embed[{i}]", UnitKind.EMBEDDING) for i in range(pieces)]
@@ -82,4 +85,6 @@ def draw(seed: int) -> Drawn:
     trainable = [i for i, unit in enumerate(shape.units) if unit.trainable_elements]
     may_wait = [i for i in trainable if chosen.units[i].update is not Update.IMMEDIATE]
     pending = frozenset() if mode is Mode.EVALUATE else frozenset(i for i in may_wait if rng.random() < 0.6)
-    return Drawn(shape, chosen, builder.build(Call(mode, pending, reload=rng.random() < 0.5)))
+    kept = [(role, unit) for role in (Role.WEIGHTS, Role.STATE) for unit in range(len(shape.units))]
+    stale = frozenset(one for one in kept if table.permanent(Tier.HOST, *one) is not None and rng.random() < 0.5)
+    return Drawn(shape, chosen, builder.build(Call(mode, pending, stale)))

@@ -63,7 +63,9 @@ def test_content_of_another_unit_or_version_is_found(seed: int) -> None:
     schedule = draw(seed).schedule
     rng = random.Random(seed)
     written = {access.slot for op in schedule.ops for access in op.writes}
-    readers = [op for op in schedule.ops if op.reads and op.reads[0].slot in written and not schedule.slots[op.reads[0].slot].keeps]
+    readers = [
+        op for op in schedule.ops if op.reads and op.reads[0].slot in written and not schedule.slots[op.reads[0].slot].keeps
+    ]
     if not readers:
         pytest.skip("nothing is read from a ring")
     op = rng.choice(readers)

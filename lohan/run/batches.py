@@ -1,0 +1,96 @@
+"""From micro-batches to slices: what each piece of a batch is, how many targets it has, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lohan.device.protocol import Device
+from lohan.errors import OptionError
+from lohan.run.passes import Slice
+
+IGNORED = -100
+"""the label of a token without a target"""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSlice:
+    """Rows of one micro-batch, on the host."""
+
+    inputs: Mapping[str, Any]
+    rows: Tensor | None
+    targets: Tensor | None
+
+    @property
+    def num_rows(self) -> int:
+        return next(t.shape[0] for t in self.inputs.values() if isinstance(t, Tensor) and t.ndim)
+
+    @property
+    def num_targets(self) -> int:
+        return 0 if self.targets is None else self.targets.numel()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and length, by `input_ids`, or by the first tensor of the batch."""
+        lead = self.inputs.get("input_ids")
+        if not isinstance(lead, Tensor):
+            lead = next(t for t in self.inputs.values() if isinstance(t, Tensor) and t.ndim)
+        return lead.shape[0], lead.shape[1] if lead.ndim > 1 else 1
+
+
+def cut(batches: Sequence[Mapping[str, Any]], slice_rows: int) -> list[HostSlice]:
+    """All slices of a step, in order."""
+    if isinstance(batches, Mapping):
+        batches = [batches]
+    if not batches:
+        raise OptionError("batches", batches, "a step needs at least one micro-batch", "Pass a list of dicts of tensors")
+    slices = []
+    for batch in batches:
+        rows = {t.shape[0] for t in batch.values() if isinstance(t, Tensor) and t.ndim}
+        if len(rows) != 1:
+            shapes = {name: tuple(t.shape) for name, t in batch.items() if isinstance(t, Tensor)}
+            raise OptionError(
+                "batches", shapes, "tensors of one micro-batch differ in rows", "Give all the same first dimension"
+            )
+        num = rows.pop()
+        for first in range(0, num, slice_rows or num):
+            part = {name: _rows(value, first, first + (slice_rows or num)) for name, value in batch.items()}
+            slices.append(_slice(part))
+    return slices
+
+
+def _rows(value: Any, first: int, stop: int) -> Any:
+    return value[first:stop] if isinstance(value, Tensor) and value.ndim else value
+
+
+def _slice(part: Mapping[str, Any]) -> HostSlice:
+    """Where the targets are, and the batch without what says nothing (a mask that masks nothing)."""
+    inputs = {name: value for name, value in part.items() if not (name == "attention_mask" and bool(value.all()))}
+    labels = inputs.get("labels")
+    if not isinstance(labels, Tensor):
+        return HostSlice(inputs, None, None)
+    shifted = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].flatten()
+    rows = torch.nonzero(shifted != IGNORED).flatten()
+    return HostSlice(inputs, rows, shifted[rows])
+
+
+def on_device(slices: Sequence[HostSlice], device: Device, *, in_tiles: bool) -> list[Slice]:
+    """The slices as the model takes them, each with its share of the loss: by targets where there are any, else by rows."""
+    counts = [s.num_targets for s in slices] if all(s.targets is not None for s in slices) else [s.num_rows for s in slices]
+    total = sum(counts)
+    result = []
+    for one, count in zip(slices, counts, strict=True):
+        tiled = in_tiles and one.rows is not None
+        inputs = {
+            name: device.put(value) if isinstance(value, Tensor) else value
+            for name, value in one.inputs.items()
+            if not (tiled and name == "labels")
+        }
+        rows = device.put(one.rows) if tiled and one.rows is not None else None
+        targets = device.put(one.targets) if tiled and one.targets is not None else None
+        result.append(Slice(inputs, count / total if total else 0.0, rows, targets))
+    return result

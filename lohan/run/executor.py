@@ -1,0 +1,260 @@
+"""Runs a Schedule: every lane works through its operations in order. It makes no decisions.
+
+    run = executor.start(schedule, ssd, work)     lanes begin; the schedule before has been finished
+    with run.compute(kind, site, unit): ...       the caller *is* the compute lane: one call for each of its operations, in order
+    run.wait_for(op)                              the host waits for one operation
+    run.finish()                                  all lanes are done; the measured spans
+
+One thread drives each lane of the host, and each copy stream. For every operation it waits for what the operation waits for,
+begins it, performs it, and records its event. A lane that keeps several operations in flight has a second thread, which
+records their completion in order.
+
+Whatever goes wrong on any thread ends the run: the first error is kept, every wait on the device is cut short, and the
+error reaches the caller at its next call.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lohan.device.protocol import Device, Event
+from lohan.errors import ClosedError, LohanError, ScheduleError, WorkerError
+from lohan.run.memory import Memory, SsdMap
+from lohan.schedule.ops import OVERLAPPING_LANES, Kind, Lane, Op, Schedule
+from lohan.simulate.timeline import Span
+from lohan.ssd.base import Request, Store, Ticket
+
+Work = Callable[[Op, list[Tensor], list[Tensor]], None]
+"""what the optimizer lane does for an operation: its reads and writes as host memory"""
+
+
+class Executor:
+    """The lanes of one device and its stores."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.error: BaseException | None = None
+        self._run: Run | None = None
+        self._error_lock = threading.Lock()
+        lanes = [Lane.SSD_READ, Lane.SSD_WRITE, Lane.OPTIMIZER] + ([] if device.is_host else [Lane.UPLOAD, Lane.DOWNLOAD])
+        self._workers = {lane: _Worker(lane, self) for lane in lanes}
+
+    def start(self, schedule: Schedule, memory: Memory, ssd: SsdMap, work: Work) -> Run:
+        """Begin a schedule; the one before must be finished."""
+        self.check()
+        if self._run is not None and not self._run.finished:
+            raise ScheduleError(f"{schedule.name} cannot begin before {self._run.schedule.name} is finished")
+        self.device.bind(schedule, memory.tensors)
+        self._run = Run(self, schedule, memory, ssd, work)
+        for lane, worker in self._workers.items():
+            if self._run.lanes[lane]:
+                worker.runs.put(self._run)
+        return self._run
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error and wake everything that waits."""
+        with self._error_lock:
+            if self.error is not None:
+                return
+            self.error = error
+        self.device.abort(error)
+
+    def check(self) -> None:
+        """Raise what went wrong so far."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """End the threads. A run that is not finished is abandoned."""
+        if self._run is not None and not self._run.finished:
+            self.fail(ClosedError("the engine was closed in the middle of a step"))
+        for worker in self._workers.values():
+            worker.runs.put(None)
+        for worker in self._workers.values():
+            worker.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """An operation in flight on an overlapping lane."""
+
+    run: Run
+    op: Op
+    tickets: list[Ticket]
+    began_s: float
+    waited_s: float
+
+
+class Run:
+    """One execution of one schedule."""
+
+    def __init__(self, executor: Executor, schedule: Schedule, memory: Memory, ssd: SsdMap, work: Work) -> None:
+        self.schedule = schedule
+        self.lanes: Mapping[Lane, tuple[Op, ...]] = {lane: schedule.lane(lane) for lane in Lane}
+        self.spans: list[Span] = []
+        self.finished = False
+        self.began_s = time.perf_counter()
+        self._executor, self._memory, self._ssd, self._work = executor, memory, ssd, work
+        self._device = executor.device
+        self._events: list[Event] = [self._device.event(op.lane) for op in schedule.ops]
+        self._next_compute = 0
+
+    # ---------------------------------------------------------------- the compute lane
+
+    @contextmanager
+    def compute(self, kind: Kind, site: int, unit: int) -> Iterator[tuple[Op, list[Tensor], list[Tensor]]]:
+        """The next operation of the compute lane, which must be this one: its memory is ready inside."""
+        op = self._expect(kind, site, unit)
+        waited_s = self.wait(op)
+        began_s = time.perf_counter()
+        try:
+            self._device.begin(Lane.COMPUTE, op)
+            yield op, *self.tensors(op)
+            self._device.record(Lane.COMPUTE, self._events[op.index])
+        except BaseException as error:
+            self._executor.fail(error)
+            raise
+        self.note(op, began_s, time.perf_counter(), waited_s)
+
+    def _expect(self, kind: Kind, site: int, unit: int) -> Op:
+        ops = self.lanes[Lane.COMPUTE]
+        op = ops[self._next_compute] if self._next_compute < len(ops) else None
+        if op is None or (op.kind, op.site, op.unit) != (kind, site, unit):
+            error = ScheduleError(
+                f"the model departs from the order that was recorded at the start: expected {op or 'the end'}, "
+                f"got {kind.value} of unit {unit} at site {site}. Its forward must visit the same modules in every step"
+            )
+            self._executor.fail(error)
+            raise error
+        self._next_compute += 1
+        return op
+
+    # ---------------------------------------------------------------- the caller
+
+    def wait_for(self, op: Op) -> None:
+        """Block until an operation is complete."""
+        self._executor.check()
+        self._device.synchronize(self._events[op.index])
+
+    def finish(self) -> list[Span]:
+        """Block until every lane is done with the schedule."""
+        if not self.finished:
+            if self._next_compute < len(self.lanes[Lane.COMPUTE]):
+                self._expect(Kind.UPDATE, -1, -1)
+            for ops in self.lanes.values():
+                if ops:
+                    self.wait_for(ops[-1])
+            self._executor.check()
+            self.finished = True
+        return self.spans
+
+    # ---------------------------------------------------------------- the lanes
+
+    def wait(self, op: Op) -> float:
+        """Everything that `op` waits for; returns the seconds that the calling thread was blocked."""
+        began_s = time.perf_counter()
+        for index in op.waits:
+            self._device.wait(op.lane, self._events[index])
+        return time.perf_counter() - began_s
+
+    def perform(self, op: Op) -> None:
+        """A whole operation of a lane that does one at a time."""
+        waited_s = self.wait(op)
+        began_s = time.perf_counter()
+        self._device.begin(op.lane, op)
+        reads, writes = self.tensors(op)
+        if op.lane is Lane.OPTIMIZER:
+            self._work(op, reads, writes)
+        else:
+            for source, destination in zip(reads, writes, strict=True):
+                self._device.copy(op.lane, destination, source)
+        self._device.record(op.lane, self._events[op.index])
+        self.note(op, began_s, time.perf_counter(), waited_s)
+
+    def submit(self, op: Op) -> _Submitted:
+        """The first half of an operation of a lane that keeps several in flight."""
+        waited_s = self.wait(op)
+        self._device.begin(op.lane, op)
+        batches: dict[int, tuple[Store, list[Request]]] = {}
+        for source, target in zip(op.reads, op.writes, strict=True):
+            on_ssd, in_memory = (source, target) if op.lane is Lane.SSD_READ else (target, source)
+            store, request = self._ssd.request(on_ssd, self._memory.view(in_memory))
+            batches.setdefault(id(store), (store, []))[1].append(request)
+        reading = op.lane is Lane.SSD_READ
+        began_s = time.perf_counter()
+        tickets = [store.submit_read(r) if reading else store.submit_write(r) for store, r in batches.values()]
+        return _Submitted(self, op, tickets, began_s, waited_s)
+
+    def complete(self, submitted: _Submitted) -> None:
+        """The second half: in order of submission."""
+        for ticket in submitted.tickets:
+            ticket.wait()
+        op = submitted.op
+        self._device.record(op.lane, self._events[op.index])
+        began_s = min((t.started_s or submitted.began_s for t in submitted.tickets), default=submitted.began_s)
+        self.note(op, began_s, time.perf_counter(), submitted.waited_s)
+
+    def tensors(self, op: Op) -> tuple[list[Tensor], list[Tensor]]:
+        """The memory that an operation reads and writes."""
+        return [self._memory.view(a) for a in op.reads], [self._memory.view(a) for a in op.writes]
+
+    def note(self, op: Op, began_s: float, ended_s: float, waited_s: float) -> None:
+        """Keep what was measured of an operation."""
+        self.spans.append(Span.of(op, began_s - self.began_s, ended_s - self.began_s, waited_s))
+
+
+class _Worker:
+    """The threads of one lane, for all runs."""
+
+    def __init__(self, lane: Lane, executor: Executor) -> None:
+        self.lane = lane
+        self.runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._executor = executor
+        self._flying: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, name=f"lohan {lane.value}", daemon=True)]
+        if lane in OVERLAPPING_LANES:
+            self._threads.append(threading.Thread(target=self._land, name=f"lohan {lane.value} done", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (run := self.runs.get()) is not None:
+            for op in run.lanes[self.lane]:
+                if not self._guard(op, lambda op=op, run=run: self._start(run, op)):  # type: ignore[misc]
+                    break
+        self._flying.put(None)
+
+    def _start(self, run: Run, op: Op) -> None:
+        if self.lane in OVERLAPPING_LANES:
+            self._flying.put(run.submit(op))
+        else:
+            run.perform(op)
+
+    def _land(self) -> None:
+        while (submitted := self._flying.get()) is not None:
+            self._guard(submitted.op, lambda s=submitted: s.run.complete(s))  # type: ignore[misc]
+
+    def _guard(self, op: Op, action: Callable[[], None]) -> bool:
+        """Whether it went well; what did not is raised where the user can see it."""
+        if self._executor.error is not None:
+            return False
+        try:
+            action()
+        except LohanError as error:
+            self._executor.fail(error)
+        except BaseException as error:
+            wrapped = WorkerError(f"{op}: {type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._executor.fail(wrapped)
+        return self._executor.error is None

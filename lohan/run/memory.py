@@ -1,0 +1,130 @@
+"""The bytes behind a table of slots: host and device slots as tensors, SSD slots as addresses.
+
+What RAM keeps (weights, state, waiting gradients) lies in one pool, what depends on the batch in another, so that a larger batch
+replaces the second only. A unit's two places on the SSD take turns: `sides` says which one holds the version that a schedule
+begins with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lohan.device.protocol import Device
+from lohan.errors import BudgetError
+from lohan.host.pool import HostPool
+from lohan.schedule.ops import Access, Tier
+from lohan.schedule.slots import Role, SlotTable
+from lohan.ssd.base import Request, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an SSD slot begins."""
+
+    store: Store
+    address: int
+
+
+class Memory:
+    """Resolves accesses of schedules over one slot table."""
+
+    def __init__(self, device: Device, host_budget: int) -> None:
+        self._device, self._host_budget = device, host_budget
+        self._kept: dict[str, Tensor] = {}
+        """what RAM keeps from one table to the next, by name"""
+        self._pools: list[HostPool] = []
+        self._moving: HostPool | None = None
+        self._device_slabs: dict[str, Tensor] = {}
+        self._views: dict[tuple[int, int, int], Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}
+
+    def adopt(self, table: SlotTable) -> None:
+        """Lay out a table's slots. What RAM keeps stays where it is if the new table has it; the rest is laid out anew."""
+        host = [slot for slot in table.slots if slot.tier is Tier.HOST]
+        if (needed := sum(slot.nbytes for slot in host)) > self._host_budget:
+            raise BudgetError("host_memory", self._host_budget, needed, f"the buffers of this plan need {needed} bytes")
+        self.table = table
+        self._views.clear()
+        self.tensors.clear()
+        if self._moving is not None:
+            self._moving.close()
+        names = {slot.name for slot in host}
+        self._kept = {name: tensor for name, tensor in self._kept.items() if name in names}
+        is_kept = {slot.index: slot.keeps and slot.index not in table.boundary_slots for slot in host}
+        fresh = [slot for slot in host if is_kept[slot.index] and slot.name not in self._kept]
+        if fresh:
+            pool = self._new_pool([slot.nbytes for slot in fresh])
+            self._pools.append(pool)
+            self._kept.update({slot.name: pool.allocate(slot.nbytes, slot.name) for slot in fresh})
+        moving = [slot for slot in host if not is_kept[slot.index]]
+        self._moving = self._new_pool([slot.nbytes for slot in moving]) if moving else None
+        for slot in host:
+            kept = self._kept.get(slot.name) if is_kept[slot.index] else None
+            assert kept is not None or self._moving is not None, "a slot that is not kept has the other pool"
+            self.tensors[slot.index] = kept if kept is not None else self._moving.allocate(slot.nbytes, slot.name)  # type: ignore[union-attr]
+        self._adopt_device(table)
+
+    def _new_pool(self, sizes: list[int]) -> HostPool:
+        pool = HostPool(sum(sizes))
+        pool.reserve(sum(sizes))
+        if not self._device.is_host:
+            for arena in pool.arenas:
+                self._device.register(arena)
+        return pool
+
+    def _adopt_device(self, table: SlotTable) -> None:
+        for slot in table.slots:
+            if slot.tier is Tier.DEVICE:
+                key = f"{slot.name}, {slot.nbytes} bytes"
+                if key not in self._device_slabs:
+                    self._device_slabs[key] = self._device.allocate(slot.nbytes, slot.name)
+                self.tensors[slot.index] = self._device_slabs[key]
+
+    @property
+    def host_bytes(self) -> int:
+        pools = [*self._pools, *([self._moving] if self._moving is not None else [])]
+        return sum(pool.allocated_bytes for pool in pools)
+
+    def view(self, access: Access) -> Tensor:
+        """The bytes of an access in a host or device slot."""
+        key = (access.slot, access.start, access.stop)
+        if key not in self._views:
+            self._views[key] = self.tensors[access.slot][access.start : access.stop]
+        return self._views[key]
+
+    def kept(self, role: Role, unit: int) -> Tensor | None:
+        """What RAM keeps of a unit."""
+        slot = self.table.permanent(Tier.HOST, role, unit)
+        return None if slot is None else self.tensors[slot]
+
+    def close(self) -> None:
+        self._views.clear()
+        self.tensors.clear()
+        for pool in [*self._pools, *([self._moving] if self._moving is not None else [])]:
+            pool.close()
+
+
+class SsdMap:
+    """Where the SSD slots of a schedule lie, with the turn that each unit's two places have taken."""
+
+    def __init__(self, table: SlotTable, places: dict[tuple[Role, int], Place], sides: list[int]) -> None:
+        self._table = table
+        self._of_slot: dict[int, Place] = {}
+        for (role, owner), place in places.items():
+            slot = table.permanent(Tier.SSD, self._turned(role, sides[owner] if role is not Role.BOUNDARY else 0), owner)
+            if slot is not None:
+                self._of_slot[slot] = place
+
+    @staticmethod
+    def _turned(role: Role, side: int) -> Role:
+        """The name by which the schedule knows a place: `SIDE_0` is wherever the version to begin with lies."""
+        if side and role in (Role.SIDE_0, Role.SIDE_1):
+            return Role.SIDE_1 if role is Role.SIDE_0 else Role.SIDE_0
+        return role
+
+    def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
+        """The store that holds an SSD access, and the request that moves it from or to host memory."""
+        place = self._of_slot[access.slot]
+        return place.store, (place.address + access.start, memory)

@@ -1,0 +1,178 @@
+"""The state of a training run between schedules: what is pending, which side of the SSD is current, what comes next.
+
+    begin(slices)  ->  a schedule runs  ->  the norm is known: accept, redo, or skip  ->  settle: sides turn, updates wait or are done
+
+*Accept*: updates made during backward stand; deferred ones are pending. *Redo*: the norm exceeds the limit; updates made in the
+other side are worthless, all are pending, with the clip coefficient. *Skip*: loss or norm is not finite; nothing happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lohan.config import Numerics
+from lohan.model.shape import ModelShape
+from lohan.optim.base import Optimizer
+from lohan.optim.norm import clip_coefficient
+from lohan.optim.worker import Hyper, UpdateWorker
+from lohan.plan.plan import Plan, Update
+from lohan.run.executor import Executor, Run
+from lohan.run.memory import Memory, Place, SsdMap
+from lohan.schedule.builder import Call, Mode, ScheduleBuilder
+from lohan.schedule.checker import check
+from lohan.schedule.ops import Kind, Lane, Schedule, Tier
+from lohan.schedule.slots import Role, SlotTable
+
+KEPT = (Role.WEIGHTS, Role.STATE)
+"""what RAM may keep beside the SSD"""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A plan made real: slots, memory, schedules."""
+
+    plan: Plan
+    table: SlotTable
+    builder: ScheduleBuilder
+    memory: Memory
+    places: dict[tuple[Role, int], Place]
+    schedules: dict[Call, Schedule] = field(default_factory=dict)
+
+    def schedule(self, call: Call) -> Schedule:
+        """Built once for each call, and checked."""
+        if call not in self.schedules:
+            schedule = self.builder.build(call)
+            check(schedule)
+            self.schedules[call] = schedule
+        return self.schedules[call]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a step."""
+
+    norm: float
+    clip: float
+    skipped: bool
+
+
+class Training:
+    """Runs schedules one after the other and keeps the books."""
+
+    def __init__(
+        self, shape: ModelShape, optimizer: Optimizer, numerics: Numerics, max_grad_norm: float | None, executor: Executor
+    ) -> None:
+        self.shape, self.optimizer, self.numerics, self.max_grad_norm = shape, optimizer, numerics, max_grad_norm
+        self.executor = executor
+        self.sides = [0] * len(shape.units)
+        self.step = 0
+        self.pending: frozenset[int] = frozenset()
+        self.stale: frozenset[tuple[Role, int]] = frozenset()
+        """what RAM keeps, but not in the version that the SSD has"""
+        self._pending_hyper: Hyper | None = None
+        self._pending_present: dict[int, set[int]] = {}
+        self._running: _Running | None = None
+
+    @property
+    def committed_step(self) -> int:
+        """Steps whose updates have all been applied, or are being written."""
+        return self.step - bool(self.pending)
+
+    def begin(self, prepared: Prepared, mode: Mode, lr: float, present: dict[int, set[int]]) -> Run:
+        """Start a schedule. `present` fills during its backward pass."""
+        self.settle()
+        call = Call(mode, self.pending, self.stale)
+        worker = UpdateWorker(
+            self.shape.units,
+            self.optimizer,
+            self.numerics,
+            prepared.plan.chunk_elements,
+            now=Hyper(self.step + 1, lr, 1.0),
+            pending=self._pending_hyper,
+            present=present,
+            present_pending=self._pending_present,
+        )
+        ssd = SsdMap(prepared.table, prepared.places, self.sides)
+        run = self.executor.start(prepared.schedule(call), prepared.memory, ssd, worker)
+        self._running = _Running(run, worker, prepared, call, lr, present)
+        return run
+
+    def decide(self, loss: float) -> Outcome:
+        """After the compute lane is done with a training schedule: its norm, and what becomes of it."""
+        running = self._running
+        assert running is not None
+        if norms := [op for op in running.run.lanes[Lane.OPTIMIZER] if op.kind is Kind.NORM]:
+            running.run.wait_for(norms[-1])
+        norm = running.worker.norm.total()
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            running.outcome = Outcome(norm, 0.0, skipped=True)
+        else:
+            running.outcome = Outcome(norm, clip_coefficient(norm, self.max_grad_norm), skipped=False)
+            self.step += 1
+        self._book(running)
+        return running.outcome
+
+    def _book(self, running: _Running) -> None:
+        """What is pending after this schedule: known before its last updates are written."""
+        outcome, plans = running.outcome, running.prepared.plan.units
+        self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
+        if outcome is None or outcome.skipped:
+            return
+        trained = {unit for unit, tensors in running.present.items() if tensors}
+        redo = outcome.clip != 1.0
+        self.pending = frozenset(u for u in trained if plans[u].update is Update.DEFER or redo)
+        self._pending_present = {unit: running.present[unit] for unit in self.pending}
+        self._pending_hyper = Hyper(self.step, running.lr, outcome.clip)
+
+    def settle(self) -> None:
+        """Wait for the schedule that runs, and turn the sides of the units that it updated for good."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.run.finish()
+        for unit in running.call.pending:
+            self.sides[unit] ^= 1
+        outcome, early = running.outcome, running.updated_early
+        kept = outcome is not None and not outcome.skipped and outcome.clip == 1.0
+        for unit in early if kept else ():
+            self.sides[unit] ^= 1
+        self.stale = running.stale_after(discarded=() if kept else early)
+        if running.call.mode is not Mode.TRAIN:
+            self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
+
+    def drain(self, prepared: Prepared) -> None:
+        """Apply what is pending."""
+        self.settle()
+        if self.pending:
+            self.begin(prepared, Mode.DRAIN, 0.0, {})
+            self.settle()
+
+
+@dataclass(slots=True)
+class _Running:
+    """The schedule in progress."""
+
+    run: Run
+    worker: UpdateWorker
+    prepared: Prepared
+    call: Call
+    lr: float
+    present: dict[int, set[int]]
+    outcome: Outcome | None = None
+
+    @property
+    def updated_early(self) -> Sequence[int]:
+        """Units whose update ran during backward."""
+        units = {op.unit for op in self.run.schedule.ops if op.kind is Kind.BACKWARD and op.writes}
+        return [u for u in sorted(units) if self.prepared.plan.units[u].update is not Update.DEFER]
+
+    def stale_after(self, discarded: Sequence[int]) -> frozenset[tuple[Role, int]]:
+        """What RAM keeps in the wrong version once this schedule is done."""
+        visited = {op.unit for op in self.run.schedule.ops}
+        updated = self.call.pending.union(self.updated_early)
+        refreshed = {(Role.WEIGHTS, u) for u in visited} | {(Role.STATE, u) for u in updated}
+        table = self.prepared.table
+        undone = {(r, u) for r in KEPT for u in discarded if table.permanent(Tier.HOST, r, u) is not None}
+        return (self.call.stale - refreshed) | undone

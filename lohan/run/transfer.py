@@ -1,0 +1,126 @@
+"""A model's weights into units, and units back into tensors: import and export, unit by unit.
+
+    import   tensors arrive in the model's order; each is cut to the units that hold it, as weight and rest of the master
+    export   a tensor is put together from its units: the fp32 master, to be rounded by whoever writes it
+
+A unit is written as soon as its last tensor has arrived, and forgotten. Optimizer state starts as zeros, which is what a file
+that was just allocated reads as, and fresh memory too: nothing is written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lohan import native
+from lohan.config import Numerics
+from lohan.errors import ModelError
+from lohan.host.pool import HostPool
+from lohan.model.shape import TensorShape, UnitShape
+from lohan.model.units import ModelMap
+from lohan.schedule.slots import Sizes
+
+
+@dataclass(slots=True)
+class UnitBuffers:
+    """A unit as import and export see it: flat uint8 buffers."""
+
+    trainable: Tensor | None
+    frozen: Tensor | None
+    rest: Tensor | None
+    """of the trainable elements' masters; None in fp32"""
+
+
+WriteUnit = Callable[[int, UnitBuffers], None]
+ReadUnit = Callable[[int], UnitBuffers]
+
+
+class Importer:
+    """Takes tensors by name and hands over whole units."""
+
+    def __init__(self, model_map: ModelMap, sizes: Sizes, numerics: Numerics, write_unit: WriteUnit) -> None:
+        self._map, self._sizes, self._numerics, self._write_unit = model_map, sizes, numerics, write_unit
+        self._dtype = torch.bfloat16 if numerics.rest_bytes else torch.float32
+        self._places = model_map.pieces()
+        self._missing = {unit.index: {t.name for t in unit.shape.tensors} for unit in model_map.units}
+        self._open: dict[int, tuple[UnitBuffers, HostPool]] = {}
+
+    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """All tensors of the model, once each."""
+        for name, tensor in tensors:
+            for index, place in self._places[name]:
+                rows = tensor[place.first_row : place.first_row + place.shape[0]] if tensor.ndim else tensor
+                self._put(self._buffers(index), place, rows)
+                self._missing[index].discard(name)
+                if not self._missing[index]:
+                    buffers, pool = self._open.pop(index)
+                    self._write_unit(index, buffers)
+                    pool.close()
+        if left := [name for names in self._missing.values() for name in names]:
+            raise ModelError(f"the source has no weights for {', '.join(sorted(left))}")
+
+    def _buffers(self, index: int) -> UnitBuffers:
+        if index not in self._open:
+            unit = self._map.units[index].shape
+            sizes = (
+                self._sizes.trainable_of(unit),
+                self._sizes.frozen_of(unit),
+                unit.trainable_elements * self._numerics.rest_bytes,
+            )
+            pool = HostPool(sum(sizes))
+            pool.reserve(sum(sizes))
+            parts = [pool.allocate(size, unit.name) if size else None for size in sizes]
+            self._open[index] = UnitBuffers(*parts), pool
+        return self._open[index][0]
+
+    def _put(self, buffers: UnitBuffers, place: TensorShape, rows: Tensor) -> None:
+        flat = rows.detach().reshape(-1)
+        span = slice(place.offset, place.end)
+        if not place.trainable:
+            assert buffers.frozen is not None
+            buffers.frozen.view(self._dtype)[span].copy_(flat)
+            return
+        assert buffers.trainable is not None
+        weight = buffers.trainable.view(self._dtype)[span]
+        if buffers.rest is None or flat.dtype == torch.bfloat16:
+            weight.copy_(flat)
+        else:
+            native.split(flat.float(), weight, buffers.rest.view(torch.int16)[span])
+
+
+class Exporter:
+    """Puts tensors together from their units; keeps the last unit that it read."""
+
+    def __init__(self, model_map: ModelMap, numerics: Numerics, read_unit: ReadUnit) -> None:
+        self._map, self._read_unit = model_map, read_unit
+        self._dtype = torch.bfloat16 if numerics.rest_bytes else torch.float32
+        self._places = model_map.pieces()
+        self._last: tuple[int, UnitBuffers] | None = None
+
+    def tensor(self, name: str) -> Tensor:
+        """The fp32 master of a trainable parameter; the weight of a frozen one."""
+        places = self._places[self._map.aliases.get(name, name)]
+        parts = [self._part(index, place) for index, place in places]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, index: int, place: TensorShape) -> Tensor:
+        if self._last is None or self._last[0] != index:
+            self._last = (index, self._read_unit(index))
+        unit, span = self._last[1], slice(place.offset, place.end)
+        buffer = unit.trainable if place.trainable else unit.frozen
+        assert buffer is not None
+        weight = buffer.view(self._dtype)[span]
+        if not place.trainable or unit.rest is None:
+            return weight.view(place.shape).clone()
+        master = torch.empty(weight.shape, dtype=torch.float32)
+        native.join(weight, unit.rest.view(torch.int16)[span], master)
+        return master.view(place.shape)
+
+
+def rest_range(unit: UnitShape, sizes: Sizes, numerics: Numerics) -> tuple[int, int]:
+    """Where the rest of the masters lies in the unit's place on the SSD."""
+    start = sizes.trainable_of(unit)
+    return start, start + unit.trainable_elements * numerics.rest_bytes
