@@ -125,7 +125,7 @@ class CudaDevice:
         to, of = destination.view(torch.uint8).flatten(), source.view(torch.uint8).flatten()
         host = of if lane is Lane.UPLOAD else to
         with torch.cuda.stream(self._streams[lane]):
-            for start, stop in self._pieces(host.data_ptr(), host.numel()):
+            for start, stop in pieces(self._registered, host.data_ptr(), host.numel()):
                 to[start:stop].copy_(of[start:stop], non_blocking=True)
 
     @contextmanager
@@ -187,16 +187,17 @@ class CudaDevice:
                 self._notice.post(StallError(f"{self.name} completed nothing on {event.lane.value} for {self._stall_s} s"))
             time.sleep(QUERY_S)
 
-    def _pieces(self, address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-        """Offsets of the parts of host memory at `address` that lie in one registered piece each."""
-        done = 0
-        for start, end in sorted(self._registered):
-            if start <= address + done < end and done < nbytes:
-                stop = min(nbytes, end - address)
-                yield done, stop
-                done = stop
-        if done < nbytes:
-            raise ValueError(f"a copy of {nbytes} bytes touches host memory that was not registered")
+
+def pieces(registered: list[tuple[int, int]], address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Offsets `(start, stop)` of the parts of host memory at `address` that lie in one registered `(start, end)` each."""
+    done = 0
+    for start, end in sorted(registered):
+        if start <= address + done < end and done < nbytes:
+            stop = min(nbytes, end - address)
+            yield done, stop
+            done = stop
+    if done < nbytes:
+        raise ValueError(f"a copy of {nbytes} bytes touches host memory that was not registered")
 
 
 def _runtime() -> Any:

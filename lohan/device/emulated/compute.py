@@ -66,6 +66,8 @@ class Compute:
         return EmulatedTensor(Layout.of(slab), cell, owner, self)
 
     def put(self, host: Tensor) -> Tensor:
+        if isinstance(host, EmulatedTensor):  # within computing(), factories give device tensors
+            return host
         value = host.detach().clone()
         cell = Cell()
         tensor = EmulatedTensor(Layout.of(value), cell, self._own(cell, value.untyped_storage().nbytes(), "put"), self)

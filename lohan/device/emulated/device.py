@@ -133,7 +133,7 @@ class EmulatedDevice:
         self._watch.touch(lane, _address(source), nbytes, False, "a copy")
         self._watch.touch(lane, _address(destination), nbytes, True, "a copy")
         stream = self._copies[lane]
-        stream.put(partial(stream.copy, _address(destination), _address(source), nbytes, self._stuck_copy))
+        stream.put(partial(stream.copy, _real(destination), _real(source), self._stuck_copy))
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -214,5 +214,10 @@ class EmulatedDevice:
                 self._notice.check()
 
 
+def _real(tensor: Tensor) -> Tensor:
+    """The memory behind a slab, which is there at once, or of the host."""
+    return tensor.cell.value if isinstance(tensor, EmulatedTensor) else tensor
+
+
 def _address(tensor: Tensor) -> int:
-    return int(tensor.cell.value.data_ptr() if isinstance(tensor, EmulatedTensor) else tensor.data_ptr())
+    return _real(tensor).data_ptr()

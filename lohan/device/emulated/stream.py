@@ -13,6 +13,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from torch import Tensor
+
 from lohan.device.events import Notice
 from lohan.errors import LohanError, WorkerError
 
@@ -82,15 +84,16 @@ class CopyStream(Stream):
         self.num_copies = 0
         super().__init__(name, notice)
 
-    def copy(self, destination: int, source: int, nbytes: int, stuck_copy: int | None) -> None:
-        """Copy bytes between addresses. Until it ends the destination is poison, and the source is not read before the end."""
-        poison(destination, nbytes)
+    def copy(self, destination: Tensor, source: Tensor, stuck_copy: int | None) -> None:
+        """Copy the bytes of real tensors. Until it ends the destination is poison, and the source is not read before the end."""
+        nbytes = source.numel() * source.element_size()
+        poison(destination.data_ptr(), nbytes)
         duration_s = nbytes / (self._link_gbps * 1e9) if self._link_gbps else 0.0
         self.due_s = time.monotonic() + duration_s + self._stall_s
         while self.num_copies == stuck_copy:
             self.notice.sleep(duration_s + self._stall_s)
         if duration_s:
             self.notice.sleep(duration_s)
-        ctypes.memmove(destination, source, nbytes)
+        ctypes.memmove(destination.data_ptr(), source.data_ptr(), nbytes)
         self.due_s = None
         self.num_copies += 1

@@ -1,0 +1,268 @@
+"""The race detector on hand-made sequences: right ones pass, and each wrong one is caught, whatever the real order was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lohan.device.emulated.races import Clock, RaceDetector
+from lohan.errors import RaceError
+from lohan.schedule.ops import OVERLAPPING_LANES, Access, Content, Kind, Lane, Op, Schedule, Slot, Tier, What
+
+HOST, DEVICE, SSD = 0, 1, 2
+SLOTS = (
+    Slot(HOST, "host", Tier.HOST, 100),
+    Slot(DEVICE, "device", Tier.DEVICE, 100),
+    Slot(SSD, "unit 0 on the ssd", Tier.SSD, 100, keeps=True),
+)
+
+
+def weights(unit: int, version: int = 0) -> Content:
+    return Content(What.WEIGHTS, unit, version)
+
+
+def at(slot: int, content: Content, start: int = 0, stop: int = 100) -> Access:
+    return Access(slot, start, stop, content)
+
+
+class Run:
+    """Begins and records operations by hand, in any order."""
+
+    def __init__(self) -> None:
+        self.races = RaceDetector(Schedule("by hand", SLOTS, ()))
+        self.num_ops = 0
+
+    def begin(self, lane: Lane, reads: Sequence[Access] = (), writes: Sequence[Access] = (), after: Sequence[Clock] = ()) -> Op:
+        for clock in after:
+            self.races.wait(lane, clock)
+        op = Op(self.num_ops, Kind.FORWARD, lane, 0, 0, -1, tuple(reads), tuple(writes), (), 0)
+        self.num_ops += 1
+        self.races.begin(lane, op)
+        return op
+
+    def do(self, lane: Lane, reads: Sequence[Access] = (), writes: Sequence[Access] = (), after: Sequence[Clock] = ()) -> Clock:
+        self.begin(lane, reads, writes, after)
+        return self.races.record(lane)
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_a_pipeline_that_waits_for_everything_passes(run: Run) -> None:
+    used: list[Clock] = []
+    sent: list[Clock] = []
+    for unit in range(3):
+        came = run.do(Lane.SSD_READ, [at(SSD, weights(0))], [at(HOST, weights(unit))], sent)
+        sent = [run.do(Lane.UPLOAD, [at(HOST, weights(unit))], [at(DEVICE, weights(unit))], [came, *used])]
+        used = [run.do(Lane.COMPUTE, [at(DEVICE, weights(unit))], [], sent)]
+
+
+def test_a_read_that_does_not_wait_for_the_write(run: Run) -> None:
+    run.do(Lane.UPLOAD, [], [at(DEVICE, weights(1))])
+    with pytest.raises(RaceError, match=r"op 1 .* on compute reads .*'device'.* no event orders it after op 0 .* on upload"):
+        run.do(Lane.COMPUTE, [at(DEVICE, weights(1))])
+
+
+def test_a_write_that_does_not_wait_for_the_reader(run: Run) -> None:
+    came = run.do(Lane.UPLOAD, [], [at(DEVICE, weights(1))])
+    run.do(Lane.COMPUTE, [at(DEVICE, weights(1))], [], [came])
+    with pytest.raises(RaceError, match="writes .* which reads there"):
+        run.do(Lane.UPLOAD, [], [at(DEVICE, weights(2))])
+
+
+def test_two_writes_that_nothing_orders(run: Run) -> None:
+    run.do(Lane.SSD_READ, [], [at(HOST, weights(1))])
+    with pytest.raises(RaceError, match="writes .* which writes there"):
+        run.do(Lane.DOWNLOAD, [], [at(HOST, weights(2))])
+
+
+def test_reads_and_separate_bytes_need_no_order(run: Run) -> None:
+    run.do(Lane.SSD_READ, [], [at(HOST, weights(1), 0, 50)])
+    run.do(Lane.DOWNLOAD, [], [at(HOST, weights(2), 50, 100)])
+    run.do(Lane.SSD_READ, [at(SSD, weights(0))])
+    run.do(Lane.OPTIMIZER, [at(SSD, weights(0))])
+
+
+def test_one_byte_of_overlap_is_enough(run: Run) -> None:
+    run.do(Lane.SSD_READ, [], [at(HOST, weights(1), 0, 51)])
+    with pytest.raises(RaceError, match="no event orders"):
+        run.do(Lane.DOWNLOAD, [], [at(HOST, weights(2), 50, 100)])
+
+
+def test_the_order_holds_through_a_third_lane(run: Run) -> None:
+    read = run.do(Lane.SSD_READ, [], [at(HOST, weights(1))])
+    relayed = run.do(Lane.OPTIMIZER, [], [], [read])
+    run.do(Lane.COMPUTE, [at(HOST, weights(1))], [], [relayed])
+
+
+def test_an_event_orders_what_was_before_it_only(run: Run) -> None:
+    early = run.do(Lane.COMPUTE, [], [at(DEVICE, weights(1), 0, 50)])
+    run.do(Lane.COMPUTE, [], [at(DEVICE, weights(1), 50, 100)])
+    run.do(Lane.DOWNLOAD, [at(DEVICE, weights(1), 0, 50)], [], [early])
+    with pytest.raises(RaceError, match="after op 1"):
+        run.do(Lane.DOWNLOAD, [at(DEVICE, weights(1), 50, 100)])
+
+
+def test_operations_of_one_lane_follow_each_other(run: Run) -> None:
+    run.do(Lane.COMPUTE, [], [at(DEVICE, weights(1))])
+    run.do(Lane.COMPUTE, [at(DEVICE, weights(1))], [at(DEVICE, weights(1, 1))])
+    run.do(Lane.COMPUTE, [at(DEVICE, weights(1, 1))])
+
+
+def test_operations_of_an_overlapping_lane_do_not(run: Run) -> None:
+    run.do(Lane.SSD_READ, [], [at(HOST, weights(1))])
+    with pytest.raises(RaceError, match="no event orders"):
+        run.do(Lane.SSD_READ, [], [at(HOST, weights(2))])
+
+
+def test_an_overlapping_lane_can_wait_for_itself_and_completes_in_order(run: Run) -> None:
+    run.begin(Lane.SSD_READ, [], [at(HOST, weights(1), 0, 50)])
+    run.begin(Lane.SSD_READ, [], [at(HOST, weights(1), 50, 100)])
+    run.races.record(Lane.SSD_READ)
+    second = run.races.record(Lane.SSD_READ)
+    run.do(Lane.SSD_READ, [], [at(HOST, weights(2))], [second])
+
+
+def test_the_first_of_two_in_flight_says_nothing_about_the_second(run: Run) -> None:
+    run.begin(Lane.SSD_READ, [], [at(HOST, weights(1), 0, 50)])
+    run.begin(Lane.SSD_READ, [], [at(HOST, weights(1), 50, 100)])
+    first = run.races.record(Lane.SSD_READ)
+    run.do(Lane.UPLOAD, [at(HOST, weights(1), 0, 50)], [], [first])
+    with pytest.raises(RaceError, match="after op 1"):
+        run.do(Lane.UPLOAD, [at(HOST, weights(1), 50, 100)])
+
+
+@pytest.mark.parametrize("found", [weights(2), weights(1, 1), Content(What.GRADIENT, 1), Content(What.WEIGHTS, 1, 0, 3)])
+def test_a_read_finds_something_else(run: Run, found: Content) -> None:
+    came = run.do(Lane.UPLOAD, [], [at(DEVICE, weights(1))])
+    came = run.do(Lane.UPLOAD, [], [at(DEVICE, found, 40, 60)], [came])
+    with pytest.raises(RaceError, match=r"expects .* in bytes 40\.\.60 .* left by op 1"):
+        run.do(Lane.COMPUTE, [at(DEVICE, weights(1))], [], [came])
+
+
+def test_a_read_of_what_nobody_wrote(run: Run) -> None:
+    with pytest.raises(RaceError, match="nothing that this schedule wrote"):
+        run.do(Lane.COMPUTE, [at(DEVICE, weights(1))])
+
+
+def test_a_slot_that_keeps_holds_what_the_first_read_expects_and_nothing_else(run: Run) -> None:
+    run.do(Lane.SSD_READ, [at(SSD, weights(7))])
+    with pytest.raises(RaceError, match="finds"):
+        run.do(Lane.SSD_READ, [at(SSD, weights(8))])
+
+
+def test_scratch_is_ordered_but_its_content_does_not_matter(run: Run) -> None:
+    scratch = Content(What.SCRATCH, 0)
+    done = run.do(Lane.COMPUTE, [at(DEVICE, scratch)], [at(DEVICE, scratch)])
+    run.do(Lane.UPLOAD, [], [at(DEVICE, weights(1))], [done])
+    with pytest.raises(RaceError, match="no event orders"):
+        run.do(Lane.COMPUTE, [], [at(DEVICE, scratch)])
+
+
+def test_an_operation_may_rewrite_what_it_reads(run: Run) -> None:
+    came = run.do(Lane.SSD_READ, [], [at(HOST, weights(1))])
+    run.do(Lane.OPTIMIZER, [at(HOST, weights(1))], [at(HOST, weights(1, 1))], [came])
+
+
+def test_an_operation_begins_while_another_was_not_recorded(run: Run) -> None:
+    run.begin(Lane.COMPUTE)
+    with pytest.raises(RaceError, match="begins before op 0"):
+        run.begin(Lane.COMPUTE)
+
+
+def test_an_operation_on_the_wrong_lane(run: Run) -> None:
+    op = Op(0, Kind.FORWARD, Lane.COMPUTE, 0, 0, -1, (), (), (), 0)
+    with pytest.raises(RaceError, match="begins on upload"):
+        run.races.begin(Lane.UPLOAD, op)
+
+
+@pytest.mark.parametrize("access", [at(HOST, weights(0), 50, 101), at(HOST, weights(0), 5, 5), at(9, weights(0))])
+def test_an_access_outside_the_slots(run: Run, access: Access) -> None:
+    with pytest.raises(RaceError, match="not within a slot"):
+        run.do(Lane.SSD_READ, [], [access])
+
+
+def test_touching_what_was_declared(run: Run) -> None:
+    run.begin(Lane.COMPUTE, [], [at(DEVICE, weights(1), 0, 30), at(DEVICE, weights(2), 30, 60)])
+    run.races.touch(Lane.COMPUTE, DEVICE, 10, 60, write=True, by="aten.copy_")
+    run.races.touch(Lane.COMPUTE, DEVICE, 0, 60, write=False, by="aten.mm")
+
+
+def test_touching_more_than_was_declared(run: Run) -> None:
+    came = run.do(Lane.UPLOAD, [], [at(DEVICE, weights(1))])
+    run.begin(Lane.COMPUTE, [at(DEVICE, weights(1), 0, 60)], [at(DEVICE, weights(1), 60, 70)], [came])
+    run.races.touch(Lane.COMPUTE, DEVICE, 50, 70, write=False, by="aten.mm")
+    with pytest.raises(RaceError, match=r"aten.mm reads bytes 50\.\.71 of slot 'device', which op 1"):
+        run.races.touch(Lane.COMPUTE, DEVICE, 50, 71, write=False, by="aten.mm")
+    with pytest.raises(RaceError, match="aten.add_ writes"):
+        run.races.touch(Lane.COMPUTE, DEVICE, 0, 10, write=True, by="aten.add_")
+    run.races.record(Lane.COMPUTE)
+    with pytest.raises(RaceError, match="while no operation runs on compute"):
+        run.races.touch(Lane.COMPUTE, DEVICE, 0, 10, write=False, by="aten.mm")
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Op]:
+    """Operations that touch two slots at random, with waits that may or may not suffice."""
+    ops: list[Op] = []
+    scratch = Content(What.SCRATCH, 0)
+    for index in range(draw(st.integers(2, 9))):
+        lane = draw(st.sampled_from([Lane.COMPUTE, Lane.UPLOAD, Lane.SSD_READ]))
+        access = [at(draw(st.sampled_from([HOST, DEVICE])), scratch, *draw(st.sampled_from([(0, 60), (40, 100), (70, 100)])))]
+        reads, writes = (access, []) if draw(st.booleans()) else ([], access)
+        waits = draw(st.sets(st.sampled_from(range(index)))) if index else set()
+        ops.append(Op(index, Kind.FORWARD, lane, 0, 0, -1, tuple(reads), tuple(writes), tuple(sorted(waits)), 0))
+    return ops
+
+
+def has_race(ops: Sequence[Op]) -> bool:
+    """The same question, answered from the definition: `before[b]` is what is complete when b starts."""
+    before: list[set[int]] = []
+    for op in ops:
+        earlier = [other.index for other in ops[: op.index] if other.lane is op.lane]
+        known = {done for wait in op.waits for done in ({wait} | before[wait] | lane_before(ops, wait))}
+        if earlier:
+            known |= before[earlier[-1]] | (set(earlier) if op.lane not in OVERLAPPING_LANES else set())
+        while (more := known | {d for k in known for d in before[k] | lane_before(ops, k)}) != known:
+            known = more
+        before.append(known)
+    pairs = [(a, b) for b in ops for a in ops[: b.index] if a.index not in before[b.index]]
+    return any(
+        x.overlaps(y) for a, b in pairs for x, y in [*product(a.writes, b.writes + b.reads), *product(a.reads, b.writes)]
+    )
+
+
+def lane_before(ops: Sequence[Op], index: int) -> set[int]:
+    """A lane completes in order."""
+    return {other.index for other in ops[:index] if other.lane is ops[index].lane}
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs(), st.randoms(use_true_random=False))
+def test_it_finds_a_race_exactly_where_there_is_one_in_any_real_order(ops: list[Op], chance: random.Random) -> None:
+    races = RaceDetector(Schedule("random", SLOTS, tuple(ops)))
+    clocks: dict[int, Clock] = {}
+    left = list(ops)
+    found = False
+    while left and not found:
+        free = [
+            op for op in left if set(op.waits) <= set(clocks) and not any(o.lane is op.lane for o in left[: left.index(op)])
+        ]
+        op = chance.choice(free)
+        left.remove(op)
+        for wait in op.waits:
+            races.wait(op.lane, clocks[wait])
+        try:
+            races.begin(op.lane, op)
+        except RaceError as error:
+            assert "no event orders" in str(error)
+            found = True
+        clocks[op.index] = races.record(op.lane)
+    assert found == has_race(ops)
