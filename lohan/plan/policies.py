@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lohan.errors import BudgetError
 from lohan.model.shape import ModelShape
@@ -64,7 +65,7 @@ def auto_plan(situation: Situation, host_bytes: int, device_bytes: int | None) -
     return _fill_ram(situation, plan, host_bytes)
 
 
-_HOST_BUFFERS: tuple[dict[str, int], ...] = (
+_HOST_BUFFERS: tuple[dict[str, Any], ...] = (
     {"prefetch": 2, "weight_slots": 4, "gradient_slots": 2, "state_slots": 6, "boundary_slots": 4, "chunk_elements": 4 * MIB},
     {"prefetch": 1, "weight_slots": 3, "gradient_slots": 2, "state_slots": 4, "boundary_slots": 3, "chunk_elements": 4 * MIB},
     {"prefetch": 1, "weight_slots": 3, "gradient_slots": 2, "state_slots": 4, "boundary_slots": 2, "chunk_elements": 2 * MIB},
@@ -74,7 +75,7 @@ _HOST_BUFFERS: tuple[dict[str, int], ...] = (
 )
 """from what overlap wants to what can work at all"""
 
-_DEVICE_BUFFERS: tuple[dict[str, int], ...] = (
+_DEVICE_BUFFERS: tuple[dict[str, Any], ...] = (
     {"device_prefetch": 1, "device_weight_slots": 3, "device_gradient_slots": 2, "device_boundary_slots": 3},
     {"device_prefetch": 1, "device_weight_slots": 2, "device_gradient_slots": 2, "device_boundary_slots": 2},
     {"device_prefetch": 1, "device_weight_slots": 2, "device_gradient_slots": 1, "device_boundary_slots": 2},
@@ -115,9 +116,9 @@ def _savings(situation: Situation) -> Iterator[tuple[int, Callable[[Plan], Plan]
 
 
 def _keep(plan: Plan, unit: int, what: str) -> Plan:
-    changed = {"weights": {"weights": Tier.HOST}, "gradient": {"gradient": Tier.HOST}, "state": {"state": Tier.HOST}}[what]
+    changed: dict[str, Any] = {what: Tier.HOST}
     units = list(plan.units)
-    units[unit] = replace(units[unit], **changed)  # type: ignore[arg-type]
+    units[unit] = replace(units[unit], **changed)
     return replace(plan, units=tuple(units))
 
 

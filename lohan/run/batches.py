@@ -42,7 +42,7 @@ class HostSlice:
         return lead.shape[0], lead.shape[1] if lead.ndim > 1 else 1
 
 
-def cut(batches: Sequence[Mapping[str, Any]], slice_rows: int) -> list[HostSlice]:
+def cut(batches: Sequence[Mapping[str, Any]] | Mapping[str, Any], slice_rows: int) -> list[HostSlice]:
     """All slices of a step, in order."""
     if isinstance(batches, Mapping):
         batches = [batches]

@@ -64,8 +64,9 @@ class Lockstep:
 
 def _common_site(arrivals: list[Any], slices: list[greenlet]) -> int:
     """The site before which all slices stand."""
-    sites = {None if one.dead else arrival.site for arrival, one in zip(arrivals, slices, strict=True)}
+    sites: set[int | None] = {None if one.dead else arrival.site for arrival, one in zip(arrivals, slices, strict=True)}
     if len(sites) > 1:
         raise ScheduleError(f"slices of one batch take different ways through the model: they stand before sites {sites}")
-    site: int = sites.pop()
+    (site,) = sites
+    assert site is not None, "not all slices have ended"
     return site

@@ -50,6 +50,7 @@ class Memory:
         self.tensors.clear()
         if self._moving is not None:
             self._moving.close()
+            self._moving = None
         names = {slot.name for slot in host}
         self._kept = {name: tensor for name, tensor in self._kept.items() if name in names}
         is_kept = {slot.index: slot.keeps and slot.index not in table.boundary_slots for slot in host}
@@ -57,13 +58,14 @@ class Memory:
         if fresh:
             pool = self._new_pool([slot.nbytes for slot in fresh])
             self._pools.append(pool)
-            self._kept.update({slot.name: pool.allocate(slot.nbytes, slot.name) for slot in fresh})
+            self._kept.update({slot.name: _alone(pool.allocate(slot.nbytes, slot.name)) for slot in fresh})
         moving = [slot for slot in host if not is_kept[slot.index]]
-        self._moving = self._new_pool([slot.nbytes for slot in moving]) if moving else None
         for slot in host:
-            kept = self._kept.get(slot.name) if is_kept[slot.index] else None
-            assert kept is not None or self._moving is not None, "a slot that is not kept has the other pool"
-            self.tensors[slot.index] = kept if kept is not None else self._moving.allocate(slot.nbytes, slot.name)  # type: ignore[union-attr]
+            if is_kept[slot.index]:
+                self.tensors[slot.index] = self._kept[slot.name]
+        if moving:
+            pool = self._moving = self._new_pool([slot.nbytes for slot in moving])
+            self.tensors.update({slot.index: _alone(pool.allocate(slot.nbytes, slot.name)) for slot in moving})
         self._adopt_device(table)
 
     def _new_pool(self, sizes: list[int]) -> HostPool:
@@ -104,6 +106,11 @@ class Memory:
         self.tensors.clear()
         for pool in [*self._pools, *([self._moving] if self._moving is not None else [])]:
             pool.close()
+
+
+def _alone(slot: Tensor) -> Tensor:
+    """A slot with a version counter of its own: autograd takes a write to one slot for a change of whatever shares its counter."""
+    return slot.data
 
 
 class SsdMap:

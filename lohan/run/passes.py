@@ -85,7 +85,7 @@ class ModelRunner:
         with device.computing():
             self._anchor = device.put(torch.zeros(())).requires_grad_()
         for spec in self.specs:
-            spec.module.forward = partial(self._enter, spec.position)  # type: ignore[method-assign]
+            spec.module.forward = partial(self._enter, spec.position)
 
     def _spec(self, position: int, site: Site) -> SiteSpec:
         bindings: dict[int, list[tuple[int, Binding]]] = {}

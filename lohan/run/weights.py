@@ -84,7 +84,7 @@ class GradientSink:
     def leaf(self, index: int, weight: Tensor) -> Tensor:
         """A fresh leaf for autograd whose gradient comes here."""
         leaf = weight.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(lambda tensor: self._take(index, tensor))
+        leaf.register_post_accumulate_grad_hook(lambda tensor: self._take(index, tensor))  # type: ignore[no-untyped-call]
         return leaf
 
     def _take(self, index: int, leaf: Tensor) -> None:
