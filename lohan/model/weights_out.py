@@ -70,10 +70,11 @@ def export(
     try:
         for name, parts in shards.items():
             _write_shard(opened, read_tensor, parts, partial[name])
-        _publish(folder, shards, partial)
-    finally:
+    except BaseException:
         for path in partial.values():
             path.unlink(missing_ok=True)
+        raise
+    _publish(folder, shards, partial)
     for name, text in _side_files(opened, dtype).items():
         _write_whole(folder / name, text)
     sync_folder(folder)

@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import WeightRenaming
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3PreTrainedModel
 
 from lohan.errors import ModelError
-from lohan.model import weights_in
+from lohan.model import keys, weights_in
 from lohan.model.load import OpenedModel, open_model
 from lohan.model.weights_out import cast, export
 from tests.tiny import CAUSAL, VOCABULARY, Perceptrons, causal_model, t5_model
@@ -131,6 +133,7 @@ def test_reading_ahead_never_overwrites_what_the_consumer_holds(tmp_path: Path, 
 def test_names_without_the_base_prefix_stay_as_they_were(tmp_path: Path) -> None:
     """As the GPT-2 checkpoints on the hub: `wte.weight` instead of `transformer.wte.weight`."""
     model = causal_model("gpt2", torch.bfloat16)
+    assert isinstance(model.base_model, PreTrainedModel)
     model.base_model.save_pretrained(tmp_path / "in")
     opened = open_model(tmp_path / "in")
     weights = taken(opened)
@@ -138,6 +141,12 @@ def test_names_without_the_base_prefix_stay_as_they_were(tmp_path: Path) -> None
     export(opened, weights.__getitem__, tmp_path / "out")
     assert "wte.weight" in tensors_of(tmp_path / "out")
     assert same_bits(tensors_of(tmp_path / "out"), tensors_of(tmp_path / "in"))
+
+
+def test_a_name_that_a_rule_would_spoil_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = saved(tmp_path, "llama")
+    monkeypatch.setattr(keys, "get_model_conversion_mapping", lambda model: [WeightRenaming("up_proj", "upward")])
+    assert same_bits(taken(open_model(tmp_path)), dict(model.named_parameters()))
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -176,13 +185,17 @@ def test_tied_weights_that_differ_are_refused(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
-def test_persistent_buffers_are_read_and_written(tmp_path: Path) -> None:
-    """DeepSeek's router bias is a buffer in the file, which Transformers keeps in fp32."""
+@pytest.mark.parametrize("keep_fp32", [True, False])
+def test_persistent_buffers_are_read_and_written(keep_fp32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek's router bias is a buffer in the file, which Transformers keeps in fp32; most buffers take the model's dtype."""
+    if not keep_fp32:
+        monkeypatch.setattr(DeepseekV3PreTrainedModel, "_keep_in_fp32_modules_strict", [])
     model = saved(tmp_path / "in", "deepseek", torch.float32)
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     rewritten(tmp_path / "in", lambda t: t[name].copy_(torch.randn(4)))
     opened = open_model(tmp_path / "in", dtype=torch.bfloat16)
     assert name not in dict(model.named_parameters())
+    assert opened.model.get_buffer(name).dtype == (torch.float32 if keep_fp32 else torch.bfloat16)
     weights = taken(opened)
     export(opened, weights.__getitem__, tmp_path / "out")
     assert same_bits(tensors_of(tmp_path / "out"), tensors_of(tmp_path / "in"))
@@ -231,6 +244,27 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         export(opened, failing, tmp_path / "out", max_shard_bytes=30_000)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_save_that_stops_half_way_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files have been given the names of others already, no index may claim that they belong together."""
+    saved(tmp_path / "in", "llama")
+    opened = open_model(tmp_path / "in")
+    weights = taken(opened)
+    export(opened, weights.__getitem__, tmp_path / "out", max_shard_bytes=30_000)
+    rename, renamed = Path.replace, []
+
+    def stopping(path: Path, target: Path) -> Path:
+        renamed.append(path)
+        if len(renamed) > 1:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", stopping)
+        export(opened, lambda name: weights[name] * 2, tmp_path / "out", max_shard_bytes=30_000)
+    with pytest.raises(ModelError, match="neither"):
+        open_model(tmp_path / "out")
 
 
 def test_saving_over_another_model_leaves_nothing_of_it(tmp_path: Path) -> None:

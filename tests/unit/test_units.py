@@ -10,7 +10,7 @@ from lohan.errors import ModelError
 from lohan.model.load import build_on_meta
 from lohan.model.shape import UnitKind
 from lohan.model.units import ModelMap, discover
-from tests.tiny import CAUSAL, Perceptrons, causal_model, t5_model
+from tests.tiny import CAUSAL, Entry, Perceptrons, causal_model, t5_model
 
 MODELS = {name: lambda name=name: causal_model(name) for name in CAUSAL} | {"t5": t5_model, "perceptrons": Perceptrons}
 NUM_BLOCKS = {"t5": 4, "perceptrons": 3}
@@ -107,6 +107,9 @@ def test_norms_and_biases_are_not_decayed() -> None:
         tensors = {t.name: t for unit in discover(causal_model(name)).units for t in unit.shape.tensors}
         kept = {n for n, t in tensors.items() if not t.decay}
         assert kept == {n for n in tensors if "norm" in n or "ln_" in n or n.endswith("bias")}
+    model = nn.ModuleDict({"norm": nn.LayerNorm((4, 16)), "entry": Entry()})
+    decayed = [t.name for unit in discover(model).units for t in unit.shape.tensors if t.decay]
+    assert decayed == ["entry.project.weight"]
 
 
 def test_frozen_parameters_have_a_buffer_of_their_own() -> None:
