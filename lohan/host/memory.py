@@ -78,9 +78,8 @@ _V2 = _Names("memory.max", "memory.current", "inactive_file")
 def _cgroups(root: Path) -> Iterator[_Cgroup]:
     """Every memory cgroup with a limit that this process is in, from its own up to the root."""
     for names, mount, path in _memory_hierarchies(root):
-        # In a container the path may be the host's, which is not below the mount: then the mount is our own group.
-        leaf = mount / path if (mount / path).is_dir() else mount
-        for folder in (leaf, *leaf.parents):
+        # In a container the path may be the host's and not exist below the mount, which then is our own group.
+        for folder in (mount / path, *(mount / path).parents):
             if (group := _read_cgroup(folder, names)) is not None:
                 yield group
             if folder == mount:

@@ -9,6 +9,9 @@ drive reaches 1.1 to 2.7 GB/s where huge pages give its full speed. So memory is
 looks at), populated before the run (no page fault, no OOM kill in the middle of it), and not inherited by a forked child:
 a fork would turn the pages of a pending O_DIRECT read into copies, and the data would land in the wrong ones.
 
+Within an arena a buffer starts on a 4 KiB page, so that no byte is lost between two of them: starting on a huge page instead
+made no difference to a drive (3.7 against 3.8 GB/s, noise).
+
 A pool is filled by one thread, before the run. Its tensors may be used from any.
 """
 

@@ -19,8 +19,9 @@ from lohan.ssd.throttle import Pacer, Throttle
 
 STRIPE_BYTES = 16 * 2**20
 CHUNK_BYTES = 16 * 2**20
-NUM_THREADS = 2
-"""per file and direction"""
+NUM_THREADS = 4
+"""per file and direction. An idle process needs no more than two threads and 8 MiB, but a thread waits up to 5 ms for the GIL
+while another computes in Python: reads then reach 1.6 GB/s of 3.9 with 2 x 8 MiB, 1.9 with 2 x 16, 2.7 with 4 x 16."""
 STALL_S = 25.0
 
 _Transfer = Callable[[int, int, memoryview], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -142,12 +143,10 @@ def test_buffers_that_cannot_be_transferred_are_refused(open_store: OpenStore, p
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, store: StripedStore, action: str, failing: int) -> None:
     """Make the piece number `failing` of a direction fail."""
-    real, numbers, lock = getattr(store, f"{action}_piece"), iter(range(1000)), threading.Lock()
+    real, numbers = getattr(store, f"{action}_piece"), itertools.count()
 
     def transfer(file: int, offset: int, buffer: memoryview) -> None:
-        with lock:
-            number = next(numbers)
-        if number == failing:
+        if next(numbers) == failing:
             raise StoreError(action, f"file {file}", offset, len(buffer), 0, 5, "made to fail")
         real(file, offset, buffer)
 
@@ -188,6 +187,30 @@ class Gate:
         self.reached.set()
         assert self.opened.wait(30)
         self._real(file, offset, buffer)
+
+
+def test_a_failed_ticket_is_done_when_nothing_of_it_runs_and_starts_nothing_more(
+    open_store: OpenStore, pool: HostPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, buffer = open_store(threads=2), blocks(pool, NUM_BLOCKS)
+    failed, opened, numbers = threading.Event(), threading.Event(), itertools.count()
+
+    def first_hangs_second_fails(file: int, offset: int, view: memoryview) -> None:
+        if next(numbers) == 0:
+            assert opened.wait(30)
+        else:
+            failed.set()
+            raise StoreError("read", f"file {file}", offset, len(view), 0, 5, "made to fail")
+
+    monkeypatch.setattr(store, "read_piece", first_hangs_second_fails)
+    ticket = store.submit_read([(0, buffer)])
+    assert failed.wait(30)
+    with pytest.raises(TimeoutError):
+        ticket.wait(timeout_s=0.1)
+    opened.set()
+    with pytest.raises(StoreError, match="made to fail"):
+        ticket.wait()
+    assert next(numbers) <= 2 * len(store._read_lanes), "one piece per thread at most"
 
 
 def test_pieces_start_in_the_order_of_submission(
