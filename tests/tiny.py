@@ -48,6 +48,8 @@ CAUSAL: dict[str, Callable[[], PreTrainedConfig]] = {
         "phi": ("phi", {**COMMON, **LLAMA_LIKE}),
         "phi3": ("phi3", {**COMMON, **LLAMA_LIKE}),
         "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+        "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8}),
+        "bert": ("bert", {**COMMON, "intermediate_size": 96, "is_decoder": True}),
         "gpt-neox": ("gpt_neox", {**COMMON, "intermediate_size": 96}),
         "opt": ("opt", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": 16}),
         "falcon": ("falcon", {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2}),

@@ -134,6 +134,10 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMod
     """The model of a configuration with its parameters on the meta device and its buffers real."""
     with no_init_weights(), _parameters_on_meta():
         model = _from_config(config, dtype)
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+    # Of buffers only: `from_pretrained` computes some once more, in fp32, where the constructor did so in `dtype`.
+    model.initialize_weights()  # type: ignore[no-untyped-call]
     model.tie_weights()
     return model
 

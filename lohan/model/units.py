@@ -121,9 +121,12 @@ def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, UnitKind]]:
 
 
 def _own_parameters(module: nn.Module) -> list[str]:
-    """Parameters that a module uses itself, so that it must run as a whole."""
-    lists = (name for name, child in module.named_children() if isinstance(child, nn.ParameterList | nn.ParameterDict))
-    return [name for name, parameter in module._parameters.items() if parameter is not None] + list(lists)
+    """Parameters that a module uses itself, so that it must run as a whole; those that a child has too are the child's."""
+    lists = [name for name, child in module.named_children() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
+    below = {id(parameter) for child in module.children() for parameter in child.parameters()}
+    return lists + [
+        name for name, parameter in module._parameters.items() if parameter is not None and id(parameter) not in below
+    ]
 
 
 def _has_blocks(module: nn.Module) -> bool:

@@ -42,7 +42,10 @@ class TensorSource(Protocol):
     """Where a model's weights come from."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter's name and value, in the model's order; a value is valid until the next one is asked for."""
+        """Every parameter's name and value; a value is valid until the next one is asked for.
+
+        In the model's order, but for tensors that one conversion makes: they come together, where the first of them belongs.
+        """
         ...
 
 

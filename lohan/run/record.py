@@ -62,13 +62,20 @@ def stand_ins(model_map: ModelMap) -> dict[str, Tensor]:
     """A weight for every parameter of the units: overlapping windows of one buffer, around 1 for vectors."""
     tensors = {t.name: t for unit in model_map.units for t in unit.shape.tensors}
     whole = {name: tuple(_whole_shape(model_map, name)) for name in tensors}
-    longest = max(sum(shape) for shape in whole.values()) + 1
+    strides = {name: _window_strides(shape) for name, shape in whole.items()}
+    longest = max(1 + sum((n - 1) * s for n, s in zip(whole[name], strides[name], strict=True)) for name in tensors)
     noise = torch.randn(longest, generator=torch.Generator().manual_seed(0)) * 0.05
     views = {}
     for name, shape in whole.items():
         buffer = noise if len(shape) > 1 else noise + 1.0
-        views[name] = buffer.as_strided(shape, (1,) * len(shape)).requires_grad_(tensors[name].trainable)
+        views[name] = buffer.as_strided(shape, strides[name]).requires_grad_(tensors[name].trainable)
     return views
+
+
+def _window_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Neighbours overlap in all but one element. A stack of matrices overlaps matrix by matrix: kernels that take a stack
+    (grouped experts) want rows that do not."""
+    return (1,) * len(shape) if len(shape) < 3 else (*(1 for _ in shape[:-2]), shape[-1], 1)
 
 
 def _whole_shape(model_map: ModelMap, name: str) -> Sequence[int]:

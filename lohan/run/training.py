@@ -9,7 +9,7 @@ other side are worthless, all are pending, with the clip coefficient. *Skip*: lo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lohan.config import Numerics
@@ -17,7 +17,7 @@ from lohan.model.shape import ModelShape
 from lohan.optim.base import Optimizer
 from lohan.optim.norm import clip_coefficient
 from lohan.optim.worker import Hyper, UpdateWorker
-from lohan.plan.plan import Plan, Update
+from lohan.plan.plan import Plan
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory, Place, SsdMap
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
@@ -71,6 +71,8 @@ class Training:
         self.pending: frozenset[int] = frozenset()
         self.stale: frozenset[tuple[Role, int]] = frozenset()
         """what RAM keeps, but not in the version that the SSD has"""
+        self._expects_clipping = False
+        """the step before was clipped, so this one probably is"""
         self._pending_hyper: Hyper | None = None
         self._pending_present: dict[int, set[int]] = {}
         self._running: _Running | None = None
@@ -83,7 +85,7 @@ class Training:
     def begin(self, prepared: Prepared, mode: Mode, lr: float, present: dict[int, set[int]]) -> Run:
         """Start a schedule. `present` fills during its backward pass."""
         self.settle()
-        call = Call(mode, self.pending, self.stale)
+        call = Call(mode, self.pending, self.stale, defer=self._expects_clipping and mode is Mode.TRAIN)
         worker = UpdateWorker(
             self.shape.units,
             self.optimizer,
@@ -110,19 +112,19 @@ class Training:
             running.outcome = Outcome(norm, 0.0, skipped=True)
         else:
             running.outcome = Outcome(norm, clip_coefficient(norm, self.max_grad_norm), skipped=False)
+            self._expects_clipping = running.outcome.clip != 1.0
             self.step += 1
         self._book(running)
         return running.outcome
 
     def _book(self, running: _Running) -> None:
         """What is pending after this schedule: known before its last updates are written."""
-        outcome, plans = running.outcome, running.prepared.plan.units
+        outcome, early = running.outcome, running.updated_early
         self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
         if outcome is None or outcome.skipped:
             return
         trained = {unit for unit, tensors in running.present.items() if tensors}
-        redo = outcome.clip != 1.0
-        self.pending = frozenset(u for u in trained if plans[u].update is Update.DEFER or redo)
+        self.pending = frozenset(trained if outcome.clip != 1.0 else trained - early)
         self._pending_present = {unit: running.present[unit] for unit in self.pending}
         self._pending_hyper = Hyper(self.step, running.lr, outcome.clip)
 
@@ -163,12 +165,12 @@ class _Running:
     outcome: Outcome | None = None
 
     @property
-    def updated_early(self) -> Sequence[int]:
-        """Units whose update ran during backward."""
-        units = {op.unit for op in self.run.schedule.ops if op.kind is Kind.BACKWARD and op.writes}
-        return [u for u in sorted(units) if self.prepared.plan.units[u].update is not Update.DEFER]
+    def updated_early(self) -> frozenset[int]:
+        """Units that are updated during this schedule's backward, as if nothing were clipped."""
+        updates = [op for op in self.run.lanes[Lane.OPTIMIZER] if op.kind is Kind.UPDATE]
+        return frozenset(op.unit for op in updates if op.writes[0].content.version == 1 + (op.unit in self.call.pending))
 
-    def stale_after(self, discarded: Sequence[int]) -> frozenset[tuple[Role, int]]:
+    def stale_after(self, discarded: Iterable[int]) -> frozenset[tuple[Role, int]]:
         """What RAM keeps in the wrong version once this schedule is done."""
         visited = {op.unit for op in self.run.schedule.ops}
         updated = self.call.pending.union(self.updated_early)

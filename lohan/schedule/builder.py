@@ -45,6 +45,8 @@ class Call:
     """units whose gradient of the step before still waits for its update"""
     stale: frozenset[tuple[Role, int]] = frozenset()
     """what RAM keeps in another version than the one to begin with (first step, discarded speculation): it is read from the SSD"""
+    defer: bool = False
+    """updates that the plan would speculate on wait for the norm instead: what would be redone anyway is not done first"""
 
 
 @dataclass(slots=True)
@@ -302,7 +304,8 @@ class _Walk:
         else:
             reads = [self.layout.gradient(gradient, unit, self.version[unit] + 1, What.GRADIENT)]
             self._emit(Kind.NORM, Lane.OPTIMIZER, reads, [], unit=unit, nbytes=reads[0].stop)
-            if plan.update is not Update.DEFER:
+            waits = plan.update is Update.DEFER or (plan.update is Update.SPECULATE and self.call.defer)
+            if not waits:
                 self._update(unit, visit.host, gradient)
         self._give(Tier.HOST, Role.GRADIENT, unit, gradient)
 
