@@ -72,7 +72,7 @@ class Device(Protocol):
         ...
 
     def wait(self, lane: Lane, event: Event) -> None:
-        """Whatever `lane` begins from now on happens after `event`. Raises StallError rather than hang for ever."""
+        """Whatever `lane` begins from now on happens after `event`. StallError if a copy of the device never ends."""
         ...
 
     def begin(self, lane: Lane, op: Op) -> None:

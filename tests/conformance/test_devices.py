@@ -138,7 +138,10 @@ def test_random_operations_follow_the_seed_and_not_the_host(device: Device) -> N
     first = device.fetch(draw())
     if not device.is_host:
         torch.manual_seed(99)
+        undisturbed = torch.rand(9)
+        torch.manual_seed(99)
     second = device.fetch(draw())
+    assert device.is_host or torch.equal(torch.rand(9), undisturbed)
     with device.computing():
         third = device.fetch(torch.rand(59, device=device.torch_device))
     assert torch.equal(first, second) and not torch.equal(second, third)
