@@ -38,22 +38,27 @@ from lohan.optim.base import Optimizer
 from lohan.plan.plan import Plan
 from lohan.plan.policies import Situation, auto_plan, memory_plan
 from lohan.report import StepReport
+from lohan.run.alone import Alone
 from lohan.run.batches import HostSlice, cut, on_device
 from lohan.run.boundaries import boundary_bytes
-from lohan.run.executor import Executor
+from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory
 from lohan.run.passes import ModelRunner, Pass
 from lohan.run.record import Recording, record, record_language_model
 from lohan.run.storage import Storage
-from lohan.run.training import KEPT, Prepared, Training
+from lohan.run.training import Prepared, Training
 from lohan.run.transfer import Exporter, Importer, UnitBuffers
 from lohan.schedule.builder import Mode, ScheduleBuilder
-from lohan.schedule.ops import Tier
+from lohan.schedule.ops import Schedule, Tier
 from lohan.schedule.slots import Role, Sizes
-from lohan.simulate.timeline import Span, lane_use
+from lohan.simulate.simulator import simulate
+from lohan.simulate.timeline import Timeline, lane_use
+from lohan.simulate.trace import write_trace
 from lohan.ssd.base import Store
 from lohan.ssd.file_store import FileStore
 
+Batches = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""micro-batches: dicts of tensors that the model takes; one, or several"""
 LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """a model and a micro-batch -> its mean loss, a scalar"""
 
@@ -105,7 +110,8 @@ class Engine:
         self._memory = Memory(self.device, self._host_bytes)
         self._slice_shapes: list[tuple[int, int]] = []
         self._closed = False
-        self._last_spans: list[Span] = []
+        self._alone: Alone | None = None
+        self._last: Run | None = None
         if self._is_language_model:
             self._start(record_language_model(self.model, self.map))
 
@@ -193,9 +199,8 @@ class Engine:
         self._memory.adopt(table)
         places = self._storage.places if self._storage is not None else {}
         self._prepared = Prepared(plan, table, builder, self._memory, places)
-        if self._training is not None and self._storage is not None:
-            kept = ((role, unit) for role in KEPT for unit in range(len(self.shape.units)))
-            self._training.stale = frozenset(one for one in kept if table.permanent(Tier.HOST, *one) is not None)
+        if self._training is not None:
+            self._training.stale = self._prepared.kept
         return self._prepared
 
     def _plan(self, situation: Situation) -> Plan:
@@ -232,22 +237,12 @@ class Engine:
         present: dict[int, set[int]] = {}
         run = training.begin(prepared, Mode.TRAIN, lr, present)
         this = self._pass(run, slices, training.step, present)
-        random_state = torch.get_rng_state()
-        try:
-            with self.device.computing():
-                losses = runner.losses(this, on_device(slices, self.device, in_tiles=runner.transform is not None), loss_fn)
-            self.device.run_backward(partial(torch.autograd.backward, losses))
-            with self.device.computing():
-                parts = self.device.fetch(torch.stack([loss.detach().float() for loss in losses]))
-        except BaseException as error:
-            self._executor.fail(error)
-            raise
-        finally:
-            torch.set_rng_state(random_state)
-        loss = sum(parts.tolist())
+        loss = self._forward_backward(this, slices, loss_fn)
         outcome = training.decide(loss)
         read, written = self._transferred()
-        self._last_spans = run.spans
+        self._last = run
+        timeline = self._simulate(run.schedule, slices)
+        step_s = time.perf_counter() - began_s
         return StepReport(
             step=training.step,
             committed_step=training.committed_step,
@@ -257,17 +252,50 @@ class Engine:
             skipped=outcome.skipped,
             learning_rate=lr,
             tokens=sum(s.num_targets for s in slices),
-            step_s=time.perf_counter() - began_s,
+            step_s=step_s,
             lanes=lane_use(list(run.spans)),
             ssd_read_bytes=read - read_before,
             ssd_write_bytes=written - written_before,
             peak_host_bytes=self._memory.host_bytes,
             peak_device_bytes=self.device.peak_bytes,
-            speed_of_light=None,
-            simulated_s=None,
+            speed_of_light=None if timeline is None else timeline.work_s[timeline.busiest_lane] / step_s,
+            simulated=timeline,
         )
 
-    def evaluate(self, batches: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, loss_fn: LossFn | None = None) -> float:
+    def _forward_backward(self, this: Pass, slices: Sequence[HostSlice], loss_fn: LossFn | None) -> float:
+        """The compute lane of a training schedule, from its first operation to its last."""
+        assert self._runner is not None
+        random_state = torch.get_rng_state()
+        try:
+            with self.device.computing():
+                on = on_device(slices, self.device, in_tiles=self._runner.transform is not None)
+                losses = self._runner.losses(this, on, loss_fn)
+            self.device.run_backward(partial(torch.autograd.backward, losses))
+            with self.device.computing():
+                parts = self.device.fetch(torch.stack([loss.detach().float() for loss in losses]))
+        except BaseException as error:
+            self._executor.fail(error)
+            raise
+        finally:
+            torch.set_rng_state(random_state)
+        return float(sum(parts.tolist()))
+
+    def measure_lanes(self, batches: Batches, *, loss_fn: LossFn | None = None) -> Alone:
+        """Time every lane of a step on these batches alone. It takes about a step, and changes nothing.
+
+        From then on reports say how close a step came to its busiest lane, and what the simulator makes of it.
+        """
+        slices = cut(batches, self.numerics.slice_rows)
+        training, _ = self._ready(slices, loss_fn)
+        prepared = self._prepare(slices, len(slices))
+
+        def compute(run: Run, present: dict[int, set[int]]) -> None:
+            self._forward_backward(self._pass(run, slices, training.step, present), slices, loss_fn)
+
+        self._alone = training.measure(prepared, compute, sum(s.num_tokens for s in slices))
+        return self._alone
+
+    def evaluate(self, batches: Batches, *, loss_fn: LossFn | None = None) -> float:
         """The loss of micro-batches, as `step` would report it, without dropout and without training on them."""
         slices = cut(batches, self.numerics.slice_rows)
         training, runner = self._ready(slices, loss_fn)
@@ -305,7 +333,7 @@ class Engine:
         finally:
             self.model.train()
 
-    def _pass(self, run: Any, slices: Sequence[HostSlice], step: int, present: dict[int, set[int]]) -> Pass:
+    def _pass(self, run: Run, slices: Sequence[HostSlice], step: int, present: dict[int, set[int]]) -> Pass:
         tokens = sum(s.num_targets for s in slices)
         scale = 1.0 / tokens if tokens else 0.0
         seed = (self.numerics.seed, step)
@@ -325,6 +353,22 @@ class Engine:
             )
         assert self._training is not None and self._runner is not None
         return self._training, self._runner
+
+    def _simulate(self, schedule: Schedule, slices: Sequence[HostSlice]) -> Timeline | None:
+        """The schedule in virtual time, once the lanes have been measured."""
+        if self._alone is None:
+            return None
+        return simulate(schedule, self._alone.costs(sum(s.num_tokens for s in slices)))
+
+    def write_trace(self, path: str | Path) -> None:
+        """The last training step as a trace for Perfetto: measured, and simulated if the lanes have been measured."""
+        if self._last is None or self._training is None:
+            raise OptionError("trace", str(path), "no step has run yet", "Call step() first")
+        self._training.settle()
+        processes = {"measured": self._last.spans}
+        if self._alone is not None:
+            processes["simulated"] = list(simulate(self._last.schedule, self._alone.costs(self._alone.tokens)).spans)
+        write_trace(processes, path)
 
     def _transferred(self) -> tuple[int, int]:
         return self._storage.transferred() if self._storage is not None else (0, 0)

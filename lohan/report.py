@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lohan.schedule.ops import Lane
-from lohan.simulate.timeline import LaneUse
+from lohan.simulate.timeline import LaneUse, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ class StepReport:
     peak_device_bytes: int
     speed_of_light: float | None
     """the busiest lane's work as measured alone, over the step's time; None until the lanes have been measured"""
-    simulated_s: float | None
-    """what the simulator makes of the same schedule"""
+    simulated: Timeline | None
+    """the same schedule in virtual time, with the durations of lanes measured alone"""

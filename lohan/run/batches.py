@@ -34,6 +34,12 @@ class HostSlice:
         return 0 if self.targets is None else self.targets.numel()
 
     @property
+    def num_tokens(self) -> int:
+        """what the model's arithmetic grows with"""
+        rows, length = self.shape
+        return rows * length
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Rows and length, by `input_ids`, or by the first tensor of the batch."""
         lead = self.inputs.get("input_ids")

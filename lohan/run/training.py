@@ -1,6 +1,8 @@
 """The state of a training run between schedules: what is pending, which side of the SSD is current, what comes next.
 
-    begin(slices)  ->  a schedule runs  ->  the norm is known: accept, redo, or skip  ->  settle: sides turn, updates wait or are done
+    begin   a schedule starts
+    decide  the norm is known: accept, redo, or skip
+    settle  the schedule is done: sides turn; updates are done, or wait for the next schedule
 
 *Accept*: updates made during backward stand; deferred ones are pending. *Redo*: the norm exceeds the limit; updates made in the
 other side are worthless, all are pending, with the clip coefficient. *Skip*: loss or norm is not finite; nothing happened.
@@ -9,7 +11,7 @@ other side are worthless, all are pending, with the clip coefficient. *Skip*: lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lohan.config import Numerics
@@ -17,7 +19,8 @@ from lohan.model.shape import ModelShape
 from lohan.optim.base import Optimizer
 from lohan.optim.norm import clip_coefficient
 from lohan.optim.worker import Hyper, UpdateWorker
-from lohan.plan.plan import Plan
+from lohan.plan.plan import Plan, Update
+from lohan.run.alone import Alone, AloneMeasurement
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory, Place, SsdMap
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
@@ -39,6 +42,14 @@ class Prepared:
     memory: Memory
     places: dict[tuple[Role, int], Place]
     schedules: dict[Call, Schedule] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> frozenset[tuple[Role, int]]:
+        """All weights and state that RAM keeps beside the SSD."""
+        if not self.plan.use_ssd:
+            return frozenset()
+        units = range(len(self.plan.units))
+        return frozenset((r, u) for r in KEPT for u in units if self.table.permanent(Tier.HOST, r, u) is not None)
 
     def schedule(self, call: Call) -> Schedule:
         """Built once for each call, and checked."""
@@ -86,20 +97,52 @@ class Training:
         """Start a schedule. `present` fills during its backward pass."""
         self.settle()
         call = Call(mode, self.pending, self.stale, defer=self._expects_clipping and mode is Mode.TRAIN)
-        worker = UpdateWorker(
-            self.shape.units,
-            self.optimizer,
-            self.numerics,
-            prepared.plan.chunk_elements,
-            now=Hyper(self.step + 1, lr, 1.0),
-            pending=self._pending_hyper,
-            present=present,
-            present_pending=self._pending_present,
-        )
+        now = Hyper(self.step + 1, lr, 1.0)
+        worker = self._worker(prepared, now, self._pending_hyper, present, self._pending_present)
         ssd = SsdMap(prepared.table, prepared.places, self.sides)
         run = self.executor.start(prepared.schedule(call), prepared.memory, ssd, worker)
         self._running = _Running(run, worker, prepared, call, lr, present)
         return run
+
+    def measure(self, prepared: Prepared, compute: Callable[[Run, dict[int, set[int]]], None], tokens: int) -> Alone:
+        """Every lane of a step alone, as `run.alone` says. Nothing of it is kept: what RAM holds beside the SSD is read again.
+
+        All updates that may wait are pending in it, so that every kind of operation occurs, and none writes to a current side.
+        """
+        self.drain(prepared)
+        present = {i: {j for j, t in enumerate(u.tensors) if t.trainable} for i, u in enumerate(self.shape.units)}
+        plans = prepared.plan.units if prepared.plan.use_ssd else ()
+        waiting = frozenset(u for u, plan in enumerate(plans) if plan.update is not Update.IMMEDIATE and present[u])
+        ssd = SsdMap(prepared.table, prepared.places, self.sides)
+        schedule = prepared.schedule(Call(Mode.TRAIN, waiting, prepared.kept, defer=True))
+        measurement = AloneMeasurement(self.executor, schedule, prepared.memory, ssd)
+        hyper = Hyper(self.step + 1, 0.0, 1.0)
+
+        def work() -> UpdateWorker:
+            return self._worker(prepared, hyper, hyper, present, {unit: present[unit] for unit in waiting})
+
+        alone = measurement.measure(work, lambda run: compute(run, {}), tokens)
+        self.stale = prepared.kept
+        return alone
+
+    def _worker(
+        self,
+        prepared: Prepared,
+        now: Hyper,
+        pending: Hyper | None,
+        present: dict[int, set[int]],
+        present_pending: dict[int, set[int]],
+    ) -> UpdateWorker:
+        return UpdateWorker(
+            self.shape.units,
+            self.optimizer,
+            self.numerics,
+            prepared.plan.chunk_elements,
+            now=now,
+            pending=pending,
+            present=present,
+            present_pending=present_pending,
+        )
 
     def decide(self, loss: float) -> Outcome:
         """After the compute lane is done with a training schedule: its norm, and what becomes of it."""
@@ -175,6 +218,5 @@ class _Running:
         visited = {op.unit for op in self.run.schedule.ops}
         updated = self.call.pending.union(self.updated_early)
         refreshed = {(Role.WEIGHTS, u) for u in visited} | {(Role.STATE, u) for u in updated}
-        table = self.prepared.table
-        undone = {(r, u) for r in KEPT for u in discarded if table.permanent(Tier.HOST, r, u) is not None}
+        undone = self.prepared.kept & {(role, unit) for role in KEPT for unit in discarded}
         return (self.call.stale - refreshed) | undone

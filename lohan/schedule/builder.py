@@ -20,6 +20,7 @@ from enum import Enum
 
 from lohan.model.shape import ModelShape
 from lohan.plan.plan import Plan, Update
+from lohan.schedule.beginning import found_at_start
 from lohan.schedule.layout import Layout
 from lohan.schedule.ops import Access, Content, Kind, Lane, Op, Schedule, Tier, What
 from lohan.schedule.slots import Ring, Role, Sizes, SlotTable
@@ -44,7 +45,7 @@ class Call:
     pending: frozenset[int] = frozenset()
     """units whose gradient of the step before still waits for its update"""
     stale: frozenset[tuple[Role, int]] = frozenset()
-    """what RAM keeps in another version than the one to begin with (first step, discarded speculation): it is read from the SSD"""
+    """what RAM keeps in another version than the one to begin with (first step, discarded speculation): it is read again"""
     defer: bool = False
     """updates that the plan would speculate on wait for the norm instead: what would be redone anyway is not done first"""
 
@@ -111,7 +112,8 @@ class _Walk:
                 self._forward(visit)
         for unit in sorted(self.pending):
             self._drain(unit)
-        return Schedule(self._name(), tuple(self.table.slots), tuple(self.ops))
+        found = found_at_start(self.layout, self.plan, self.call.pending, self.call.stale)
+        return Schedule(self._name(), tuple(self.table.slots), tuple(self.ops), tuple(found))
 
     def _visits(self) -> list[_Visit]:
         """Every site in order, then, when training, every site that gradients flow through in reverse."""
@@ -312,13 +314,12 @@ class _Walk:
     def _update(self, unit: int, weights: int, gradient: int) -> None:
         """All chunks of a unit's update: weights in their host slot, master and state chunk by chunk."""
         before, after = self.version[unit], self.version[unit] + 1
-        sizes, total = self.sizes, self.shape.units[unit].trainable_elements
-        for chunk, first in enumerate(range(0, total, self.plan.chunk_elements)):
-            num = min(self.plan.chunk_elements, total - first)
+        sizes = self.sizes
+        for chunk, first, num in self.layout.chunks(unit, self.plan.chunk_elements):
             slot, warm = self._take(Tier.HOST, Role.STATE, unit)
             base = first * sizes.state if self.plan.units[unit].state is Tier.HOST else 0
             if not warm:
-                sources = self.layout.state_on_ssd(unit, before, first, num)
+                sources = self.layout.state_on_ssd(unit, before, chunk, first, num)
                 self._move(
                     Kind.READ_STATE,
                     Lane.SSD_READ,
@@ -339,7 +340,7 @@ class _Walk:
             if self.plan.use_ssd:
                 targets = [
                     self.layout.side(unit, after, *span, What.WEIGHTS),
-                    *self.layout.state_on_ssd(unit, after, first, num),
+                    *self.layout.state_on_ssd(unit, after, chunk, first, num),
                 ]
                 self._move(Kind.WRITE_UPDATE, Lane.SSD_WRITE, [new, *state_after], targets, unit, chunk)
             self._give(Tier.HOST, Role.STATE, unit, slot, forget=True)

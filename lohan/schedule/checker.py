@@ -3,7 +3,7 @@
 1. Capacity: every access lies inside its slot; the slots of a tier fit its budget.
 2. Progress: lane order and waits together have no cycle.
 3. Order: conflicting accesses are ordered by lane order and waits, in the direction of the program.
-4. Content: run as a program, every read finds what it expects.
+4. Content: run as a program, every read finds what it expects, and what is moved arrives as what it was.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from lohan.errors import BudgetError, ScheduleError
-from lohan.schedule.ops import OVERLAPPING_LANES, Access, Content, Lane, Op, Schedule, Tier, What
+from lohan.schedule.ops import MOVING_LANES, OVERLAPPING_LANES, Access, Lane, Op, Schedule, Tier, What
 
 
 def check(schedule: Schedule, budgets: Mapping[Tier, int] | None = None) -> None:
@@ -102,9 +102,13 @@ def _check_order(schedule: Schedule, clocks: list[Clock]) -> None:
 
 def _check_content(schedule: Schedule) -> None:
     held: dict[int, list[Access]] = {}
+    for found in schedule.begins_with:
+        held.setdefault(found.slot, []).append(found)
     for op in schedule.ops:
         for read in op.reads:
             _check_read(schedule, op, read, held.get(read.slot, []))
+        if op.lane in MOVING_LANES:
+            _check_move(op)
         for write in op.writes:
             held[write.slot] = [piece for other in held.get(write.slot, []) for piece in _outside(other, write)]
             held[write.slot].append(write)
@@ -116,17 +120,15 @@ def _check_read(schedule: Schedule, op: Op, read: Access, held: list[Access]) ->
     for write in held:
         if write.overlaps(read):
             covered += min(write.stop, read.stop) - max(write.start, read.start)
-            if not same_content(write.content, read.content):
+            if What.SCRATCH in (write.content.what, read.content.what) or write.content != read.content:
                 raise ScheduleError(f"{op} expects {read.content} in {slot.name} and finds {write.content}")
-    if covered < read.stop - read.start and not (slot.keeps and not covered):
-        raise ScheduleError(f"{op} reads bytes of {slot.name} that nothing wrote")
+    if covered < read.nbytes:
+        raise ScheduleError(f"{op} expects {read.content} in {slot.name}, of which {read.nbytes - covered} bytes hold nothing")
 
 
-def same_content(written: Content, expected: Content) -> bool:
-    """Whether a read that expects the one is satisfied by the other; scratch means nothing to a reader."""
-    if What.SCRATCH in (written.what, expected.what):
-        return False
-    return (written.what, written.owner, written.version) == (expected.what, expected.owner, expected.version)
+def _check_move(op: Op) -> None:
+    if [(read.content, read.nbytes) for read in op.reads] != [(write.content, write.nbytes) for write in op.writes]:
+        raise ScheduleError(f"{op} makes of {op.reads} something else: {op.writes}")
 
 
 def _outside(access: Access, write: Access) -> list[Access]:

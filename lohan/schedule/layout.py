@@ -37,18 +37,24 @@ class Layout:
             spans.append(Access(slot, 0, self.sizes.frozen_of(self.shape.units[unit]), Content(What.WEIGHTS, unit)))
         return spans
 
-    def side(self, unit: int, version: int, start: int, stop: int, what: What) -> Access:
+    def side(self, unit: int, version: int, start: int, stop: int, what: What, chunk: int = -1) -> Access:
         """A range of the unit's place on the SSD for this version: the two places take turns."""
         slot = self.table.permanent(Tier.SSD, SIDES[version % 2], unit)
         assert slot is not None, "every trainable unit has two places on the SSD"
-        return Access(slot, start, stop, Content(what, unit, version))
+        return Access(slot, start, stop, Content(what, unit, version, chunk))
 
-    def state_on_ssd(self, unit: int, version: int, first: int, num: int) -> list[Access]:
-        """State of elements [first, first + num), one range a plane."""
+    def chunks(self, unit: int, chunk_elements: int) -> list[tuple[int, int, int]]:
+        """Number, first element and size of every chunk in which a unit is updated."""
+        total = self.shape.units[unit].trainable_elements
+        starts = range(0, total, chunk_elements)
+        return [(chunk, first, min(chunk_elements, total - first)) for chunk, first in enumerate(starts)]
+
+    def state_on_ssd(self, unit: int, version: int, chunk: int, first: int, num: int) -> list[Access]:
+        """State of a chunk, elements [first, first + num): one range a plane."""
         total, spans = self.shape.units[unit].trainable_elements, []
         start = total * self.sizes.weight
         for size in self.sizes.state_planes:
-            spans.append(self.side(unit, version, start + first * size, start + (first + num) * size, What.STATE))
+            spans.append(self.side(unit, version, start + first * size, start + (first + num) * size, What.STATE, chunk))
             start += total * size
         return spans
 

@@ -45,6 +45,9 @@ class Lane(Enum):
 OVERLAPPING_LANES = frozenset({Lane.SSD_READ, Lane.SSD_WRITE})
 """Lanes that keep several operations in flight, because a drive wants a queue. They still complete in order."""
 
+MOVING_LANES = frozenset({Lane.UPLOAD, Lane.DOWNLOAD, Lane.SSD_READ, Lane.SSD_WRITE})
+"""Lanes whose operations copy `reads[i]` to `writes[i]` and change nothing."""
+
 
 class Kind(Enum):
     """What an operation does. The value is the name that people see."""
@@ -101,7 +104,7 @@ class Slot:
     tier: Tier
     nbytes: int
     keeps: bool = False
-    """whether it holds something when a schedule begins; otherwise nothing may be read that the schedule did not write"""
+    """whether one owner has it for good, so that its bytes outlive a schedule"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,10 @@ class Access:
     start: int
     stop: int
     content: Content
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
 
     def overlaps(self, other: Access) -> bool:
         return self.slot == other.slot and self.start < other.stop and other.start < self.stop
@@ -152,6 +159,8 @@ class Schedule:
     slots: tuple[Slot, ...]
     ops: tuple[Op, ...]
     """in program order; `ops[i].index == i`"""
+    begins_with: tuple[Access, ...] = ()
+    """what slots hold when it begins; nothing else may be read that it did not write"""
 
     def lane(self, lane: Lane) -> tuple[Op, ...]:
         """The operations of one lane, in the order in which it starts them."""
