@@ -19,17 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lohan import native
 from lohan.errors import ModelError, StoreError
 from lohan.model.folder import CONFIG_NAME, GENERATION_CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME
 from lohan.model.keys import group_for_export, to_source_format
 from lohan.model.load import OpenedModel
 from lohan.model.safetensors_file import TensorSpec, lay_out_file, sync_folder
 
-CHUNK_ELEMENTS = 4 * 2**20
+CHUNK_ELEMENTS = 2**20
 """cast and written at a time"""
 SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
@@ -154,10 +156,15 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor in `dtype`: fp32 becomes bf16 by rounding half up, other casts are torch's."""
     if tensor.dtype != torch.float32 or dtype != torch.bfloat16:
         return tensor.to(dtype)
-    bits = tensor.contiguous().view(torch.int32)
-    rounded = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
-    # adding to the bits of a NaN may carry it away into another number
-    return torch.where(tensor.isnan(), torch.tensor(torch.nan, dtype=torch.bfloat16), rounded)
+    master = tensor.contiguous().view(-1)
+    weight = torch.empty(master.shape, dtype=torch.bfloat16)
+    rest = torch.empty(min(CHUNK_ELEMENTS, master.numel()), dtype=torch.int16)
+    for start in range(0, master.numel(), CHUNK_ELEMENTS):
+        values, rounded = master[start : start + CHUNK_ELEMENTS], weight[start : start + CHUNK_ELEMENTS]
+        native.split(values, rounded, rest[: len(values)])
+        if np.isnan(values.numpy()).any():  # rounding may carry a NaN's bits away into another number
+            rounded[values.isnan()] = torch.nan
+    return weight.view(tensor.shape)
 
 
 def _write_at(path: Path, descriptor: int, offset: int, data: memoryview) -> None:
