@@ -1,0 +1,105 @@
+"""What the parity tests share: models, data, one run of the engine, and a comparison without tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lohan import AdamW, Engine
+from lohan.report import StepReport
+from lohan.ssd.memory_store import MemoryStore
+from tests.tiny import causal_model
+
+NUM_STEPS = 20
+VOCABULARY = 1000
+"""larger than a block of most of the tiny models, so that embedding and head come in pieces"""
+TILE = 128
+ARCHITECTURES = ("llama", "llama-tied", "qwen3", "gpt2", "mistral", "gemma", "gemma3", "mixtral", "phi")
+LIMITS = {"qwen3": 2.42, "gemma": 1.75, "gemma3": 4.0}
+"""norms at which some of the steps are clipped and others are not; 2.05 for the others"""
+OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1)
+
+Batch = dict[str, Tensor]
+
+
+def tiny_model(architecture: str, **fields: Any) -> PreTrainedModel:
+    return causal_model(architecture, vocab_size=VOCABULARY, **fields)
+
+
+def limit_of(architecture: str) -> float:
+    return LIMITS.get(architecture, 2.05)
+
+
+def batch(rows: int, length: int, seed: int, vocabulary: int = VOCABULARY) -> Batch:
+    """Random tokens, a fifth of them without a target."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, vocabulary, (rows, length), generator=generator)
+    ignored = torch.rand(rows, length, generator=generator) < 0.2
+    return {"input_ids": ids, "labels": ids.masked_fill(ignored, -100)}
+
+
+@cache
+def steps(num: int = NUM_STEPS) -> list[list[Batch]]:
+    """Two micro-batches of unequal length a step."""
+    return [[batch(2, 11, 2 * step), batch(1, 7, 2 * step + 1)] for step in range(num)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind."""
+
+    losses: list[float]
+    norms: list[float]
+    clipped: list[bool]
+    masters: dict[str, Tensor]
+
+    def assert_same(self, other: Outcome) -> None:
+        """Bit for bit."""
+        assert self.losses == other.losses
+        assert self.norms == other.norms
+        assert self.clipped == other.clipped
+        different = [name for name, master in self.masters.items() if not torch.equal(master, other.masters[name])]
+        assert not different
+        assert self.masters.keys() == other.masters.keys()
+
+
+def memory_store(nbytes: int, name: str, vanishes: bool) -> MemoryStore:
+    return MemoryStore(nbytes, threads=1)
+
+
+def open_engine(model: Any, **options: Any) -> Engine:
+    """An engine with the settings of these tests, unless told otherwise."""
+    settings: dict[str, Any] = {
+        "host_memory": "1GiB",
+        "device": "cpu",
+        "optimizer": OPTIMIZER,
+        "loss_tile": TILE,
+        "make_store": memory_store,
+        "seed": 3,
+    }
+    return Engine(model, **{**settings, **options})
+
+
+def train(engine: Engine, data: Sequence[Sequence[Mapping[str, Any]]], **options: Any) -> Outcome:
+    """All steps, and what came out."""
+    reports: list[StepReport] = [engine.step(one, **options) for one in data]
+    return outcome_of(engine, reports)
+
+
+def outcome_of(engine: Engine, reports: Sequence[StepReport]) -> Outcome:
+    masters = {name: engine.read_parameter(name) for name in engine.map.pieces()}
+    return Outcome([r.loss for r in reports], [r.grad_norm for r in reports], [r.clipped for r in reports], masters)
+
+
+@cache
+def in_memory(architecture: str, dtype: str, clips: bool) -> Outcome:
+    """What every placement has to reproduce."""
+    limit = limit_of(architecture) if clips else None
+    with open_engine(tiny_model(architecture), dtype=dtype, placement="memory", max_grad_norm=limit) as engine:
+        return train(engine, steps())
