@@ -226,11 +226,11 @@ class Bound:
         slab = device.allocate(3 * 4096, "slab")
         self.weights, self.gradients, self.free = (slab[i : i + 4096] for i in range(0, 3 * 4096, 4096))
         slots = (
-            Slot(0, "kept", Tier.HOST, 4096, keeps=True),
+            Slot(0, "kept", Tier.HOST, 4096),
             Slot(1, "weights", Tier.DEVICE, 4096),
             Slot(2, "gradients", Tier.DEVICE, 4096),
         )
-        self.schedule = Schedule("one unit", slots, (UPLOADED, USED))
+        self.schedule = Schedule("one unit", slots, (UPLOADED, USED), UPLOADED.reads)
         self.memory = {0: self.host, 1: self.weights, 2: self.gradients}
         device.bind(self.schedule, self.memory)
 

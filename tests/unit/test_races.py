@@ -18,7 +18,7 @@ HOST, DEVICE, SSD = 0, 1, 2
 SLOTS = (
     Slot(HOST, "host", Tier.HOST, 100),
     Slot(DEVICE, "device", Tier.DEVICE, 100),
-    Slot(SSD, "unit 0 on the ssd", Tier.SSD, 100, keeps=True),
+    Slot(SSD, "three units on the ssd", Tier.SSD, 300),
 )
 
 
@@ -30,11 +30,14 @@ def at(slot: int, content: Content, start: int = 0, stop: int = 100) -> Access:
     return Access(slot, start, stop, content)
 
 
+ON_SSD = tuple(at(SSD, weights(unit), 100 * unit, 100 * unit + 100) for unit in range(3))
+
+
 class Run:
     """Begins and records operations by hand, in any order."""
 
     def __init__(self) -> None:
-        self.races = RaceDetector(Schedule("by hand", SLOTS, ()))
+        self.races = RaceDetector(Schedule("by hand", SLOTS, (), ON_SSD))
         self.num_ops = 0
 
     def begin(self, lane: Lane, reads: Sequence[Access] = (), writes: Sequence[Access] = (), after: Sequence[Clock] = ()) -> Op:
@@ -59,7 +62,7 @@ def test_a_pipeline_that_waits_for_everything_passes(run: Run) -> None:
     used: list[Clock] = []
     sent: list[Clock] = []
     for unit in range(3):
-        came = run.do(Lane.SSD_READ, [at(SSD, weights(0))], [at(HOST, weights(unit))], sent)
+        came = run.do(Lane.SSD_READ, [ON_SSD[unit]], [at(HOST, weights(unit))], sent)
         sent = [run.do(Lane.UPLOAD, [at(HOST, weights(unit))], [at(DEVICE, weights(unit))], [came, *used])]
         used = [run.do(Lane.COMPUTE, [at(DEVICE, weights(unit))], [], sent)]
 
@@ -86,8 +89,8 @@ def test_two_writes_that_nothing_orders(run: Run) -> None:
 def test_reads_and_separate_bytes_need_no_order(run: Run) -> None:
     run.do(Lane.SSD_READ, [], [at(HOST, weights(1), 0, 50)])
     run.do(Lane.DOWNLOAD, [], [at(HOST, weights(2), 50, 100)])
-    run.do(Lane.SSD_READ, [at(SSD, weights(0))])
-    run.do(Lane.OPTIMIZER, [at(SSD, weights(0))])
+    run.do(Lane.SSD_READ, [ON_SSD[0]])
+    run.do(Lane.OPTIMIZER, [ON_SSD[0]])
 
 
 def test_one_byte_of_overlap_is_enough(run: Run) -> None:
@@ -152,10 +155,17 @@ def test_a_read_of_what_nobody_wrote(run: Run) -> None:
         run.do(Lane.COMPUTE, [at(DEVICE, weights(1))])
 
 
-def test_a_slot_that_keeps_holds_what_the_first_read_expects_and_nothing_else(run: Run) -> None:
-    run.do(Lane.SSD_READ, [at(SSD, weights(7))])
-    with pytest.raises(RaceError, match="finds"):
-        run.do(Lane.SSD_READ, [at(SSD, weights(8))])
+@pytest.mark.parametrize("expected", [weights(1), weights(0, 1), Content(What.STATE, 0)])
+def test_a_read_finds_what_the_schedule_begins_with_and_nothing_else(run: Run, expected: Content) -> None:
+    run.do(Lane.SSD_READ, [ON_SSD[0]])
+    with pytest.raises(RaceError, match=r"expects .* in bytes 0\.\.100 .* and finds .*owner=0, version=0"):
+        run.do(Lane.SSD_READ, [at(SSD, expected)])
+
+
+@pytest.mark.parametrize("arrives", [at(HOST, weights(1)), at(HOST, weights(0, 1)), at(HOST, weights(0), 0, 99)])
+def test_what_is_moved_arrives_as_what_it_was(run: Run, arrives: Access) -> None:
+    with pytest.raises(RaceError, match=r"op 0 .* something else"):
+        run.do(Lane.SSD_READ, [ON_SSD[0]], [arrives])
 
 
 def test_scratch_is_ordered_but_its_content_does_not_matter(run: Run) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 
 from lohan.errors import BudgetError, ScheduleError
 from lohan.schedule.checker import check
-from lohan.schedule.ops import Access, Content, Op, Schedule, Tier
+from lohan.schedule.ops import MOVING_LANES, Access, Content, Op, Schedule, Tier
 
 from .schedules import draw
 
@@ -61,19 +60,35 @@ def test_a_cycle_is_found() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_content_of_another_unit_or_version_is_found(seed: int) -> None:
     schedule = draw(seed).schedule
-    rng = random.Random(seed)
-    written = {access.slot for op in schedule.ops for access in op.writes}
-    readers = [
-        op for op in schedule.ops if op.reads and op.reads[0].slot in written and not schedule.slots[op.reads[0].slot].keeps
-    ]
-    if not readers:
-        pytest.skip("nothing is read from a ring")
-    op = rng.choice(readers)
-    content = op.reads[0].content
-    for wrong in (replace(content, owner=content.owner + 1), replace(content, version=content.version + 1)):
-        mutant = with_op(schedule, replace(op, reads=(with_content(op.reads[0], wrong), *op.reads[1:])))
-        with pytest.raises(ScheduleError, match="expects"):
-            check(mutant)
+    for op in (op for op in schedule.ops if op.reads):
+        content = op.reads[0].content
+        for wrong in (replace(content, owner=content.owner + 1), replace(content, version=content.version + 1)):
+            mutant = with_op(schedule, replace(op, reads=(with_content(op.reads[0], wrong), *op.reads[1:])))
+            with pytest.raises(ScheduleError, match="expects"):
+                check(mutant)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_move_that_changes_what_it_moves_is_found(seed: int) -> None:
+    schedule = draw(seed).schedule
+    moves = [op for op in schedule.ops if op.lane in MOVING_LANES]
+    for one, other in zip(moves, moves[1:], strict=False):
+        if one.reads[0].content != other.reads[0].content:
+            with pytest.raises(ScheduleError, match="something else|expects|not ordered"):
+                check(with_op(schedule, replace(one, reads=other.reads)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_other_side_holds_nothing_to_begin_with(seed: int) -> None:
+    schedule = draw(seed).schedule
+    names = {slot.name: slot.index for slot in schedule.slots}
+    for found in schedule.begins_with:
+        other = names.get(schedule.slots[found.slot].name.replace("side 0", "side 1"))
+        reader = next((op for op in schedule.ops if found in op.reads), None)
+        if reader is not None and other != found.slot:
+            mutant = with_op(schedule, replace(reader, reads=(replace(found, slot=other), *reader.reads[1:])))
+            with pytest.raises(ScheduleError, match="hold nothing|expects|not ordered"):
+                check(mutant)
 
 
 def with_content(access: Access, content: Content) -> Access:

@@ -7,7 +7,8 @@ known to be complete. Clocks travel as the executor's events do, whatever the re
 - `wait` joins that clock into the lane that waits. Everything the lane begins from then on starts after it.
 - `begin` checks the accesses that the operation declares, at its starting clock. An earlier conflicting access (either of
   the two writes, their bytes overlap) has to be complete according to that clock, else nothing orders the two: RaceError. A
-  read has to find the content that the last write left: the right owner, version and chunk, else RaceError.
+  read has to find the content that the last write left, or that the slot began with: the right owner, version and chunk, else
+  RaceError. What a lane moves has to arrive as what it was.
 - `touch` checks what an operation really does: it may touch only what it declares.
 
 As an operation that starts after another one begins after it in real time too, checking each access against those that began
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lohan.errors import RaceError
-from lohan.schedule.ops import OVERLAPPING_LANES, Access, Content, Lane, Op, Schedule, What
+from lohan.schedule.ops import MOVING_LANES, OVERLAPPING_LANES, Access, Content, Lane, Op, Schedule, What
 
 Clock = tuple[int, ...]
 """per lane, in the order of `Lane`: how many of its operations are known to be complete"""
@@ -76,6 +77,9 @@ class RaceDetector:
         self._slots = {slot.index: slot for slot in schedule.slots}
         self._lanes = {lane: _LaneState() for lane in Lane}
         self._history = {slot.index: [_Segment(0, slot.nbytes)] for slot in schedule.slots}
+        for found in schedule.begins_with:
+            for segment in self._cut(found):
+                segment.content = found.content
         self._lock = threading.Lock()
 
     def wait(self, lane: Lane, clock: Clock) -> None:
@@ -95,6 +99,8 @@ class RaceDetector:
             state.num_begun += 1
             running = _Running(op, state.num_begun, state.clock)
             state.running.append(running)
+            if lane in MOVING_LANES:
+                _check_move(op)
             for access in op.reads:
                 self._read(running, access)
             for access in op.writes:
@@ -133,8 +139,6 @@ class RaceDetector:
         for segment in self._cut(access):
             if segment.writer is not None:
                 self._order(running, segment.writer, access, "reads", "writes")
-            if segment.content is None and self._slots[access.slot].keeps:
-                segment.content = access.content
             if not scratch and segment.content != access.content:
                 raise RaceError(self._surprise(running.op, access, segment))
             segment.readers[running.op.lane] = running
@@ -183,6 +187,12 @@ class RaceDetector:
         last = next(i for i, s in enumerate(segments) if s.stop == access.stop)
         segments[first].stop = access.stop
         del segments[first + 1 : last + 1]
+
+
+def _check_move(op: Op) -> None:
+    for source, target in zip(op.reads, op.writes, strict=False):
+        if (source.content, source.nbytes) != (target.content, target.nbytes):
+            raise RaceError(f"{op} makes of {source} something else: {target}")
 
 
 def _join(a: Clock, b: Clock) -> Clock:
