@@ -1,7 +1,7 @@
 """The bytes behind a table of slots: host and device slots as tensors, SSD slots as addresses.
 
-What RAM keeps (weights, state, waiting gradients) lies in one pool, what depends on the batch in another, so that a larger batch
-replaces the second only. A unit's two places on the SSD take turns: `sides` says which one holds the version that a schedule
+What RAM keeps (weights, state, waiting gradients) lies in one pool, what depends on the batch in another, so that a larger
+batch replaces the second only. A unit's two places on the SSD take turns: `sides` says which one holds the version that a schedule
 begins with.
 """
 
@@ -53,7 +53,7 @@ class Memory:
             self._moving = None
         names = {slot.name for slot in host}
         self._kept = {name: tensor for name, tensor in self._kept.items() if name in names}
-        is_kept = {slot.index: slot.keeps and slot.index not in table.boundary_slots for slot in host}
+        is_kept = {slot.index: slot.owner >= 0 and slot.index not in table.boundary_slots for slot in host}
         fresh = [slot for slot in host if is_kept[slot.index] and slot.name not in self._kept]
         if fresh:
             pool = self._new_pool([slot.nbytes for slot in fresh])
@@ -109,7 +109,7 @@ class Memory:
 
 
 def _alone(slot: Tensor) -> Tensor:
-    """A slot with a version counter of its own: autograd takes a write to one slot for a change of whatever shares its counter."""
+    """A slot with a version counter of its own: autograd takes a write for a change of all that shares the counter."""
     return slot.data
 
 

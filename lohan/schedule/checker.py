@@ -110,6 +110,8 @@ def _check_content(schedule: Schedule) -> None:
         if op.lane in MOVING_LANES:
             _check_move(op)
         for write in op.writes:
+            if schedule.slots[write.slot].owner not in (-1, write.content.owner):
+                raise ScheduleError(f"{op} writes {write.content} to {schedule.slots[write.slot].name}, which is not its place")
             held[write.slot] = [piece for other in held.get(write.slot, []) for piece in _outside(other, write)]
             held[write.slot].append(write)
 

@@ -103,8 +103,8 @@ class Slot:
     name: str
     tier: Tier
     nbytes: int
-    keeps: bool = False
-    """whether one owner has it for good, so that its bytes outlive a schedule"""
+    owner: int = -1
+    """the unit (or site, for a boundary) that has it for good; -1 in a ring, whose slots pass from owner to owner"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,13 +127,13 @@ class SlotTable:
         """The rings, all slots free: for one schedule."""
         return {key: Ring(f"{key[0].value} {key[1].value}", slots) for key, slots in self._rings.items()}
 
-    def _add(self, name: str, tier: Tier, nbytes: int, *, keeps: bool) -> int:
-        self.slots.append(Slot(len(self.slots), name, tier, align(nbytes, ALIGN_BYTES), keeps))
+    def _add(self, name: str, tier: Tier, nbytes: int, *, owner: int = -1) -> int:
+        self.slots.append(Slot(len(self.slots), name, tier, align(nbytes, ALIGN_BYTES), owner))
         return len(self.slots) - 1
 
     def _keep(self, tier: Tier, role: Role, owner: int, name: str, nbytes: int) -> None:
         if nbytes:
-            self._permanent[tier, role, owner] = self._add(f"{name} {role.value}", tier, nbytes, keeps=True)
+            self._permanent[tier, role, owner] = self._add(f"{name} {role.value}", tier, nbytes, owner=owner)
 
     def _add_units(self) -> None:
         for index, (unit, plan) in enumerate(zip(self._shape.units, self._plan.units, strict=True)):
@@ -181,4 +181,4 @@ class SlotTable:
     def _ring(self, tier: Tier, role: Role, num: int, nbytes: int) -> None:
         if nbytes:
             names = (f"{tier.value} {role.value} {i}" for i in range(num))
-            self._rings[tier, role] = [self._add(name, tier, nbytes, keeps=False) for name in names]
+            self._rings[tier, role] = [self._add(name, tier, nbytes) for name in names]

@@ -3,7 +3,7 @@
 Time on a lane is the number of operations that it has begun. A *clock* says, for each lane, how many of its operations are
 known to be complete. Clocks travel as the executor's events do, whatever the real timing was:
 
-- `record` gives the clock of an operation's completion: what it started after, what completed before it on its lane, itself.
+- `record` gives the clock of an operation's completion: what it started after, and itself.
 - `wait` joins that clock into the lane that waits. Everything the lane begins from then on starts after it.
 - `begin` checks the accesses that the operation declares, at its starting clock. An earlier conflicting access (either of
   the two writes, their bytes overlap) has to be complete according to that clock, else nothing orders the two: RaceError. A
@@ -114,7 +114,7 @@ class RaceDetector:
                 return state.completion
             done = state.running.popleft()
             own = tuple(done.number if index == _INDEX[lane] else 0 for index in range(len(_INDEX)))
-            state.completion = _join(_join(done.start, state.completion), own)
+            state.completion = _join(done.start, own)  # lanes complete in order, so the number says it of all before
             if lane not in OVERLAPPING_LANES:
                 state.clock = _join(state.clock, state.completion)
             return state.completion
@@ -144,6 +144,9 @@ class RaceDetector:
             segment.readers[running.op.lane] = running
 
     def _write(self, running: _Running, access: Access) -> None:
+        slot = self._slots.get(access.slot)
+        if slot is not None and slot.owner not in (-1, access.content.owner):
+            raise RaceError(f"{running.op} writes {access.content} to slot {slot.name!r}, which is not its place")
         for segment in self._cut(access):
             if segment.writer is not None:
                 self._order(running, segment.writer, access, "writes", "writes")
