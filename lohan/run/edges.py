@@ -1,9 +1,9 @@
 """Edges that visit several units: an embedding in pieces, a head in pieces, and the head with the loss inside.
 
 The loss never sees all logits. Forward, tile by tile of the vocabulary: the running maximum, the sum of exponentials and the
-target's logit of every token, in fp32. Backward, tiles in reverse: the tile's logits again, softmax minus one-hot, and from there
-autograd to the tile's rows and to the hidden states, whose gradient is summed in fp32 over the tiles. Tiles are counted in
-rows of a piece, and pieces hold whole tiles' multiples of rows, so where an edge is cut changes no bit.
+target's logit of every token, in fp32. Backward, tiles in reverse: the tile's logits again, softmax minus one-hot, and from
+there autograd to the tile's rows and to the hidden states, whose gradient is summed in fp32 over the tiles. Tiles are counted
+from the first row of a piece; pieces follow from the model's shape alone, so no placement changes a bit.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _locate(targets: Tensor, first: int, num: int) -> tuple[Tensor, Tensor]:
 
 
 class HeadLossCall(_HeadCall):
-    """A head with cross-entropy inside: hidden states [tokens, hidden] of tokens with a target -> their loss, summed and scaled."""
+    """A head with cross-entropy inside: hidden states [tokens, hidden] of tokens with a target -> their summed, scaled loss."""
 
     def __init__(
         self, step: Steps, site: SiteSpec, targets: list[Tensor], *, scale: float, tile: int, transform: Transform

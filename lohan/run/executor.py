@@ -1,7 +1,7 @@
 """Runs a Schedule: every lane works through its operations in order. It makes no decisions.
 
     run = executor.start(schedule, ssd, work)     lanes begin; the schedule before has been finished
-    with run.compute(kind, site, unit): ...       the caller *is* the compute lane: one call for each of its operations, in order
+    with run.compute(kind, site, unit): ...       the caller *is* the compute lane: one call for each of its operations
     run.wait_for(op)                              the host waits for one operation
     run.finish()                                  all lanes are done; the measured spans
 

@@ -1,8 +1,8 @@
 """Runs the model's forward for all slices of a batch in step, so that every unit is entered once for all of them.
 
-Each slice runs the unmodified forward in a greenlet of its own. Where it reaches a site it stops, with the arguments of the call;
-when all slices stand before the same site, the site runs for all of them and each goes on with its own result. So slices may
-differ in length, and nothing is padded or concatenated.
+Each slice runs the unmodified forward in a greenlet of its own. Where it reaches a site it stops, with the arguments of the
+call; when all slices stand before the same site, the site runs for all of them and each goes on with its own result. So
+slices may differ in length, and nothing is padded or concatenated.
 """
 
 from __future__ import annotations
