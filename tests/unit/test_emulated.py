@@ -1,9 +1,9 @@
-"""The emulated device is as treacherous as a real one: poison, run-ahead, stalls, and no access that was not declared."""
+"""The emulated device is as treacherous as a real one: poison, run-ahead, a hard budget, stalls."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from torch.nn.functional import embedding
 
 from lohan.device.emulated import EmulatedDevice
 from lohan.errors import OptionError, RaceError, StallError, WorkerError
-from lohan.schedule.ops import Access, Content, Kind, Lane, Op, Schedule, Slot, Tier, What
+from lohan.schedule.ops import Kind, Lane, Op
+from tests.unit.emulated import drain, hold, host_memory
 
 POISON = 255
 
@@ -22,25 +23,6 @@ def device() -> Iterator[EmulatedDevice]:
     opened = EmulatedDevice(2**20)
     yield opened
     opened.close()
-
-
-def drain(device: EmulatedDevice) -> None:
-    event = device.event(Lane.COMPUTE)
-    device.record(Lane.COMPUTE, event)
-    device.synchronize(event)
-
-
-def hold(device: EmulatedDevice, lane: Lane) -> threading.Event:
-    """Keep the lane's stream from going on until the result is set."""
-    gate = threading.Event()
-    device._streams[lane].put(gate.wait)
-    return gate
-
-
-def host_memory(device: EmulatedDevice, fill: int) -> Tensor:
-    host = torch.full((4096,), fill, dtype=torch.uint8)
-    device.register(host)
-    return host
 
 
 def test_slabs_and_uninitialised_workspace_are_poison(device: EmulatedDevice) -> None:
@@ -69,9 +51,25 @@ def test_freed_workspace_becomes_poison_behind_its_last_use(device: EmulatedDevi
     assert memory.isnan().all()
 
 
+def test_workspace_counts_in_the_order_of_the_host_however_far_behind_the_stream_is(device: EmulatedDevice) -> None:
+    tensor = device.put(torch.ones(1000))
+    with device.computing():
+        tensor = tensor + 1
+        tensor.neg_()
+        gate = hold(device, Lane.COMPUTE)
+        device.reset_peak()
+        for _ in range(10):
+            tensor = (tensor + 1).neg_()
+    assert device.peak_bytes == 2 * 4000
+    gate.set()
+
+
 def test_a_copy_poisons_its_destination_and_reads_its_source_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     device = EmulatedDevice(2**20, link_gbps=1.0)
     host, slab = host_memory(device, 1), device.allocate(4096, "slab")
+    with device.computing():
+        slab.zero_()
+    drain(device)
     seen: list[int] = []
 
     def meanwhile(seconds: float) -> None:
@@ -195,133 +193,11 @@ def test_delays_change_no_bits() -> None:
     results = []
     for settings in {}, {"jitter_s": 0.002, "compute_slowdown": 3.0, "seed": 1}:
         device = EmulatedDevice(2**20, **settings)  # type: ignore[arg-type]
-        device.begin(Lane.COMPUTE, op(Lane.COMPUTE))
-        device.begin(Lane.OPTIMIZER, op(Lane.OPTIMIZER))
+        for lane in Lane.COMPUTE, Lane.OPTIMIZER:
+            device.begin(lane, Op(0, Kind.FORWARD, lane, 0, 0, -1, (), (), (), 0))
         with device.computing():
             results.append(device.fetch(device.put(torch.arange(9.0)).sin().cumsum(0)))
         device.close()
     assert torch.equal(*results)
     with pytest.raises(OptionError, match="compute_slowdown=0.5"):
         EmulatedDevice(2**20, compute_slowdown=0.5)
-
-
-def weights(unit: int) -> Content:
-    return Content(What.WEIGHTS, unit)
-
-
-def op(lane: Lane, reads: Sequence[Access] = (), writes: Sequence[Access] = ()) -> Op:
-    return Op(0, Kind.FORWARD, lane, 0, 0, -1, tuple(reads), tuple(writes), (), 0)
-
-
-UPLOADED = op(Lane.UPLOAD, [Access(0, 0, 4096, weights(1))], [Access(1, 0, 4096, weights(1))])
-USED = op(Lane.COMPUTE, [Access(1, 0, 4096, weights(1))], [Access(2, 0, 4096, Content(What.GRADIENT, 1))])
-
-
-class Bound:
-    """A device with a schedule: a host slot that keeps a unit's weights, and two device slots in one slab."""
-
-    def __init__(self, device: EmulatedDevice) -> None:
-        self.device = device
-        self.host = host_memory(device, 1)
-        slab = device.allocate(3 * 4096, "slab")
-        self.weights, self.gradients, self.free = (slab[i : i + 4096] for i in range(0, 3 * 4096, 4096))
-        slots = (
-            Slot(0, "kept", Tier.HOST, 4096),
-            Slot(1, "weights", Tier.DEVICE, 4096),
-            Slot(2, "gradients", Tier.DEVICE, 4096),
-        )
-        self.schedule = Schedule("one unit", slots, (UPLOADED, USED), UPLOADED.reads)
-        self.memory = {0: self.host, 1: self.weights, 2: self.gradients}
-        device.bind(self.schedule, self.memory)
-
-    def upload(self) -> None:
-        event = self.device.event(Lane.UPLOAD)
-        self.device.begin(Lane.UPLOAD, UPLOADED)
-        self.device.copy(Lane.UPLOAD, self.weights, self.host)
-        self.device.record(Lane.UPLOAD, event)
-        self.device.wait(Lane.COMPUTE, event)
-
-
-@pytest.fixture
-def bound(device: EmulatedDevice) -> Bound:
-    return Bound(device)
-
-
-def test_what_is_declared_and_waited_for_passes(bound: Bound) -> None:
-    for _ in range(2):
-        bound.upload()
-        bound.device.begin(Lane.COMPUTE, USED)
-        with bound.device.computing():
-            bound.gradients.copy_(bound.weights + 1)
-            bound.free.zero_()
-        bound.device.record(Lane.COMPUTE, bound.device.event(Lane.COMPUTE))
-        drain(bound.device)
-        bound.device.bind(bound.schedule, bound.memory)
-
-
-def test_a_wait_that_is_left_out(bound: Bound) -> None:
-    bound.device.begin(Lane.UPLOAD, UPLOADED)
-    bound.device.copy(Lane.UPLOAD, bound.weights, bound.host)
-    bound.device.record(Lane.UPLOAD, bound.device.event(Lane.UPLOAD))
-    with pytest.raises(RaceError, match="no event orders it"):
-        bound.device.begin(Lane.COMPUTE, USED)
-
-
-def test_compute_writes_a_slot_that_it_may_only_read(bound: Bound) -> None:
-    bound.upload()
-    bound.device.begin(Lane.COMPUTE, USED)
-    with pytest.raises(RaceError, match=r"aten.add_.Tensor writes bytes 16\.\.24 of slot 'weights'"), bound.device.computing():
-        bound.weights[16:24].add_(1)
-
-
-def test_a_view_is_used_after_its_slot_was_released(bound: Bound) -> None:
-    bound.upload()
-    bound.device.begin(Lane.COMPUTE, USED)
-    with bound.device.computing():
-        kept = bound.weights[:8].view(torch.bfloat16).detach()
-        kept + 1
-        bound.device.record(Lane.COMPUTE, bound.device.event(Lane.COMPUTE))
-        with pytest.raises(RaceError, match="while no operation runs on compute"):
-            kept + 1
-    with pytest.raises(RaceError, match="fetch reads"):
-        bound.device.fetch(kept)
-
-
-def test_a_copy_of_other_bytes_than_declared(bound: Bound) -> None:
-    bound.device.begin(Lane.UPLOAD, UPLOADED)
-    with pytest.raises(RaceError, match="a copy writes bytes .* of slot 'gradients'"):
-        bound.device.copy(Lane.UPLOAD, bound.gradients, bound.host)
-
-
-def test_copies_touch_slabs_and_registered_memory_only(bound: Bound) -> None:
-    bound.device.begin(Lane.UPLOAD, UPLOADED)
-    with pytest.raises(RaceError, match="not workspace"):
-        bound.device.copy(Lane.UPLOAD, bound.device.put(bound.host), bound.host)
-    with pytest.raises(ValueError, match="not registered"):
-        bound.device.copy(Lane.UPLOAD, bound.weights, bound.host.clone())
-    with pytest.raises(ValueError, match="same number of bytes"):
-        bound.device.copy(Lane.UPLOAD, bound.weights, bound.host[:64])
-
-
-def test_a_schedule_is_bound_before_the_last_one_is_over(bound: Bound) -> None:
-    gate = hold(bound.device, Lane.UPLOAD)
-    bound.device.begin(Lane.UPLOAD, UPLOADED)
-    with pytest.raises(RaceError, match="while op 0 .* was not recorded"):
-        bound.device.bind(bound.schedule, bound.memory)
-    bound.device.record(Lane.UPLOAD, bound.device.event(Lane.UPLOAD))
-    with pytest.raises(RaceError, match="while upload still works"):
-        bound.device.bind(bound.schedule, bound.memory)
-    gate.set()
-
-
-def test_an_event_of_an_earlier_schedule_orders_nothing(bound: Bound) -> None:
-    event = bound.device.event(Lane.UPLOAD)
-    bound.device.begin(Lane.UPLOAD, UPLOADED)
-    bound.device.record(Lane.UPLOAD, event)
-    bound.device.synchronize(event)
-    bound.device.bind(bound.schedule, bound.memory)
-    bound.device.begin(Lane.UPLOAD, UPLOADED)
-    bound.device.record(Lane.UPLOAD, bound.device.event(Lane.UPLOAD))
-    bound.device.wait(Lane.COMPUTE, event)
-    with pytest.raises(RaceError, match="no event orders it"):
-        bound.device.begin(Lane.COMPUTE, USED)

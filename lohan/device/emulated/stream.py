@@ -85,7 +85,7 @@ class CopyStream(Stream):
         super().__init__(name, notice)
 
     def copy(self, destination: Tensor, source: Tensor, stuck_copy: int | None) -> None:
-        """Copy the bytes of real tensors. Until it ends the destination is poison, and the source is not read before the end."""
+        """Copy the bytes of real tensors. The destination is poison until the end, and only then is the source read."""
         nbytes = source.numel() * source.element_size()
         poison(destination.data_ptr(), nbytes)
         duration_s = nbytes / (self._link_gbps * 1e9) if self._link_gbps else 0.0
