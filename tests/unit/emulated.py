@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lohan.device.emulated import EmulatedDevice
 from lohan.schedule.ops import Lane
+
+HOLD_S = 10.0
 
 
 def drain(device: EmulatedDevice) -> None:
@@ -18,9 +21,9 @@ def drain(device: EmulatedDevice) -> None:
 
 
 def hold(device: EmulatedDevice, lane: Lane) -> threading.Event:
-    """Keep the lane's stream from going on until the result is set."""
+    """Keep the lane's stream from going on until the result is set, or the test has failed long ago."""
     gate = threading.Event()
-    device._streams[lane].put(gate.wait)
+    device._streams[lane].put(partial(gate.wait, HOLD_S))
     return gate
 
 

@@ -195,6 +195,19 @@ def test_an_access_outside_the_slots(run: Run, access: Access) -> None:
         run.do(Lane.SSD_READ, [], [access])
 
 
+def test_a_slot_takes_nothing_of_another_owner() -> None:
+    races = RaceDetector(Schedule("by hand", (Slot(0, "weights of unit 1", Tier.HOST, 100, owner=1),), ()))
+    op = Op(0, Kind.UPDATE, Lane.OPTIMIZER, 2, -1, -1, (), (at(0, weights(2)),), (), 0)
+    with pytest.raises(RaceError, match="'weights of unit 1', which is not its place"):
+        races.begin(Lane.OPTIMIZER, op)
+
+
+@pytest.mark.parametrize("target", [at(HOST, weights(1)), at(HOST, weights(0, 1)), at(HOST, weights(0), 0, 50)])
+def test_a_move_makes_something_else_of_what_it_moves(run: Run, target: Access) -> None:
+    with pytest.raises(RaceError, match="makes of .* something else"):
+        run.do(Lane.SSD_READ, [ON_SSD[0]], [target])
+
+
 def test_touching_what_was_declared(run: Run) -> None:
     run.begin(Lane.COMPUTE, [], [at(DEVICE, weights(1), 0, 30), at(DEVICE, weights(2), 30, 60)])
     run.races.touch(Lane.COMPUTE, DEVICE, 10, 60, write=True, by="aten.copy_")
