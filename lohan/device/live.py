@@ -37,6 +37,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bury()
         return self._live_bytes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler, for seconds, at the first operation, only to be told to stay away."""
+        return False
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -226,6 +226,11 @@ class _ComputeMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._compute = compute
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler, for seconds, at the first operation, only to be told to stay away."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
