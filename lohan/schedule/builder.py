@@ -20,7 +20,7 @@ from enum import Enum
 
 from lohan.model.shape import ModelShape
 from lohan.plan.plan import Plan, Update
-from lohan.schedule.beginning import found_at_start
+from lohan.schedule.ends import found_at_start, left_at_end
 from lohan.schedule.layout import Layout
 from lohan.schedule.ops import Access, Content, Kind, Lane, Op, Schedule, Tier, What
 from lohan.schedule.slots import Ring, Role, Sizes, SlotTable
@@ -91,6 +91,8 @@ class _Walk:
         """what RAM keeps and has been read or updated since the schedule began"""
         self.boundary_slot: dict[tuple[Tier, int], int] = {}
         self.partial: set[int] = set()
+        self.waiting: list[Access] = []
+        """gradients where they lie until the norm is known"""
         self.layout = Layout(self.shape, self.sizes, self.table)
         self.visits = self._visits()
 
@@ -113,7 +115,8 @@ class _Walk:
         for unit in sorted(self.pending):
             self._drain(unit)
         found = found_at_start(self.layout, self.plan, self.call.pending, self.call.stale)
-        return Schedule(self._name(), tuple(self.table.slots), tuple(self.ops), tuple(found))
+        left = left_at_end(self.layout, self.plan, self.version, self.waiting)
+        return Schedule(self._name(), tuple(self.table.slots), tuple(self.ops), tuple(found), tuple(left))
 
     def _visits(self) -> list[_Visit]:
         """Every site in order, then, when training, every site that gradients flow through in reverse."""
@@ -306,6 +309,9 @@ class _Walk:
         else:
             reads = [self.layout.gradient(gradient, unit, self.version[unit] + 1, What.GRADIENT)]
             self._emit(Kind.NORM, Lane.OPTIMIZER, reads, [], unit=unit, nbytes=reads[0].stop)
+            place = self.table.permanent(plan.gradient, Role.GRADIENT, unit)
+            if place is not None and plan.update is not Update.IMMEDIATE:
+                self.waiting.append(self.layout.gradient(place, unit, self.version[unit] + 1, What.GRADIENT))
             waits = plan.update is Update.DEFER or (plan.update is Update.SPECULATE and self.call.defer)
             if not waits:
                 self._update(unit, visit.host, gradient)

@@ -3,7 +3,8 @@
 1. Capacity: every access lies inside its slot; the slots of a tier fit its budget.
 2. Progress: lane order and waits together have no cycle.
 3. Order: conflicting accesses are ordered by lane order and waits, in the direction of the program.
-4. Content: run as a program, every read finds what it expects, and what is moved arrives as what it was.
+4. Content: run as a program, every read finds what it expects, what is moved arrives as what it was, and the next schedule
+   finds what it may begin with.
 """
 
 from __future__ import annotations
@@ -114,18 +115,22 @@ def _check_content(schedule: Schedule) -> None:
                 raise ScheduleError(f"{op} writes {write.content} to {schedule.slots[write.slot].name}, which is not its place")
             held[write.slot] = [piece for other in held.get(write.slot, []) for piece in _outside(other, write)]
             held[write.slot].append(write)
+    for left in schedule.ends_with:
+        _check_read(schedule, "the schedule after it", left, held.get(left.slot, []))
 
 
-def _check_read(schedule: Schedule, op: Op, read: Access, held: list[Access]) -> None:
+def _check_read(schedule: Schedule, reader: Op | str, read: Access, held: list[Access]) -> None:
     slot = schedule.slots[read.slot]
     covered = 0
     for write in held:
         if write.overlaps(read):
             covered += min(write.stop, read.stop) - max(write.start, read.start)
             if What.SCRATCH in (write.content.what, read.content.what) or write.content != read.content:
-                raise ScheduleError(f"{op} expects {read.content} in {slot.name} and finds {write.content}")
+                raise ScheduleError(f"{reader} expects {read.content} in {slot.name} and finds {write.content}")
     if covered < read.nbytes:
-        raise ScheduleError(f"{op} expects {read.content} in {slot.name}, of which {read.nbytes - covered} bytes hold nothing")
+        raise ScheduleError(
+            f"{reader} expects {read.content} in {slot.name}, of which {read.nbytes - covered} bytes hold nothing"
+        )
 
 
 def _check_move(op: Op) -> None:

@@ -161,6 +161,8 @@ class Schedule:
     """in program order; `ops[i].index == i`"""
     begins_with: tuple[Access, ...] = ()
     """what slots hold when it begins; nothing else may be read that it did not write"""
+    ends_with: tuple[Access, ...] = ()
+    """what slots must hold when it is done, because the next one may begin with it"""
 
     def lane(self, lane: Lane) -> tuple[Op, ...]:
         """The operations of one lane, in the order in which it starts them."""

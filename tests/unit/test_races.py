@@ -10,11 +10,12 @@ from lohan.device.emulated.races import Clock, RaceDetector
 from lohan.errors import RaceError
 from lohan.schedule.ops import Access, Content, Kind, Lane, Op, Schedule, Slot, Tier, What
 
-HOST, DEVICE, SSD = 0, 1, 2
+HOST, DEVICE, SSD, OWNED = range(4)
 SLOTS = (
     Slot(HOST, "host", Tier.HOST, 100),
     Slot(DEVICE, "device", Tier.DEVICE, 100),
     Slot(SSD, "three units on the ssd", Tier.SSD, 300),
+    Slot(OWNED, "unit 0", Tier.HOST, 100, owner=0),
 )
 
 
@@ -32,8 +33,8 @@ ON_SSD = tuple(at(SSD, weights(unit), 100 * unit, 100 * unit + 100) for unit in 
 class Run:
     """Begins and records operations by hand, in any order."""
 
-    def __init__(self) -> None:
-        self.races = RaceDetector(Schedule("by hand", SLOTS, (), ON_SSD))
+    def __init__(self, ends_with: tuple[Access, ...] = ()) -> None:
+        self.races = RaceDetector(Schedule("by hand", SLOTS, (), ON_SSD, ends_with))
         self.num_ops = 0
 
     def begin(self, lane: Lane, reads: Sequence[Access] = (), writes: Sequence[Access] = (), after: Sequence[Clock] = ()) -> Op:
@@ -156,6 +157,21 @@ def test_a_read_finds_what_the_schedule_begins_with_and_nothing_else(run: Run, e
     run.do(Lane.SSD_READ, [ON_SSD[0]])
     with pytest.raises(RaceError, match=r"expects .* in bytes 0\.\.100 .* and finds .*owner=0, version=0"):
         run.do(Lane.SSD_READ, [at(SSD, expected)])
+
+
+def test_the_next_schedule_finds_what_this_one_has_to_leave() -> None:
+    run = Run((at(SSD, weights(0, 1)),))
+    run.do(Lane.SSD_WRITE, [], [at(SSD, weights(0, 1), 0, 50)])
+    with pytest.raises(RaceError, match=r"after it expects .*version=1.* in bytes 50\.\.100 .* finds .*version=0"):
+        run.races.check_end()
+    run.do(Lane.SSD_WRITE, [], [at(SSD, weights(0, 1), 50, 100)])
+    run.races.check_end()
+
+
+def test_what_belongs_to_one_owner_is_written_with_its_own(run: Run) -> None:
+    with pytest.raises(RaceError, match=r"op 0 .* writes .*owner=1.* to slot 'unit 0', which is not its place"):
+        run.do(Lane.SSD_READ, [], [at(OWNED, weights(1))])
+    run.do(Lane.SSD_WRITE, [], [at(OWNED, weights(0))])
 
 
 @pytest.mark.parametrize("arrives", [at(HOST, weights(1)), at(HOST, weights(0, 1)), at(HOST, weights(0), 0, 99)])

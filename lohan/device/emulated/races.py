@@ -77,6 +77,7 @@ class RaceDetector:
         self._slots = {slot.index: slot for slot in schedule.slots}
         self._lanes = {lane: _LaneState() for lane in Lane}
         self._history = {slot.index: [_Segment(0, slot.nbytes)] for slot in schedule.slots}
+        self._ends_with = schedule.ends_with
         for found in schedule.begins_with:
             for segment in self._cut(found):
                 segment.content = found.content
@@ -124,6 +125,14 @@ class RaceDetector:
         with self._lock:
             return [running.op for state in self._lanes.values() for running in state.running]
 
+    def check_end(self) -> None:
+        """Now that the schedule is done: the next one has to find what it may begin with."""
+        with self._lock:
+            for access in self._ends_with:
+                for segment in self._cut(access):
+                    if segment.content != access.content:
+                        raise RaceError(self._surprise("the schedule after it", access, segment))
+
     def touch(self, lane: Lane, slot: int, start: int, stop: int, *, write: bool, by: str) -> None:
         """`by` touches bytes [start, stop) of `slot` on behalf of what runs on `lane`, which must have declared it."""
         with self._lock:
@@ -163,7 +172,7 @@ class RaceDetector:
         where = f"bytes {access.start}..{access.stop} of slot {self._slots[access.slot].name!r}"
         raise RaceError(f"{running.op} {does} {where}, and no event orders it after {earlier.op}, which {did} there")
 
-    def _surprise(self, op: Op, access: Access, segment: _Segment) -> str:
+    def _surprise(self, op: Op | str, access: Access, segment: _Segment) -> str:
         found = "nothing that this schedule wrote" if segment.content is None else str(segment.content)
         if segment.writer is not None:
             found += f", left by {segment.writer.op}"

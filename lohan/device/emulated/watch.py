@@ -59,6 +59,8 @@ class Watch:
         busy = [lane.value for lane, event in self._last.items() if not event.is_complete]
         if busy:
             raise RaceError(f"{schedule.name} is bound while {', '.join(busy)} still works")
+        if self._races is not None:
+            self._races.check_end()
         self._races, self._map = RaceDetector(schedule), MemoryMap(ranges)
         self._touched.clear()
 
