@@ -5,11 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lohan.host.heap import use_huge_pages
+
 if TYPE_CHECKING:
     from lohan.engine import Engine
     from lohan.optim.adamw import AdamW
     from lohan.optim.sgd import SGD
     from lohan.plan.plan import Plan
+
+use_huge_pages()
 
 __version__ = "0.1.0"
 _WHERE = {"Engine": "lohan.engine", "AdamW": "lohan.optim.adamw", "SGD": "lohan.optim.sgd", "Plan": "lohan.plan.plan"}

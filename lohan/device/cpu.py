@@ -16,6 +16,7 @@ from torch import Tensor
 from lohan.device.events import Event, Notice, block
 from lohan.device.memory import aligned_bytes
 from lohan.errors import ClosedError
+from lohan.host.heap import Heap
 from lohan.schedule.ops import Lane, Op, Schedule
 
 
@@ -31,6 +32,7 @@ class CpuDevice:
         self.num_fetches = 0
         self._slab_bytes = 0
         self._notice = Notice()
+        self._heap = Heap()
 
     def allocate(self, nbytes: int, name: str) -> Tensor:
         self._notice.check()
@@ -54,6 +56,8 @@ class CpuDevice:
 
     def record(self, lane: Lane, event: Event) -> None:
         self._notice.check()
+        if lane is Lane.COMPUTE:
+            self._heap.release()
         event.recorded.set()
         event.complete.set()
 
