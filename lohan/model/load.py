@@ -25,10 +25,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from lohan.errors import ModelError
+from lohan.model.file_reader import check_equal, read_tensor
 from lohan.model.folder import read_config, read_entries, read_side_files, resolve
 from lohan.model.keys import Group, canonical_names, match_keys
 from lohan.model.safetensors_file import Entry, TensorSpec
-from lohan.model.weights_in import FileTensors, ModuleTensors, TensorSource, check_equal, read_tensor
+from lohan.model.weights_in import FileTensors, ModuleTensors, TensorSource
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Reading a checkpoint has three steps that overlap:
 
     plan    for each group of tensors: which bytes of which file go where in a span of memory
-    read    one thread fills spans of a ring, ahead of the consumer, with large requests; the page cache is dropped behind it
+    read    one thread fills spans of a ring, ahead of the consumer, with large requests past the page cache
     convert tensors are views of their span where the model stores them as the file does; a layer's experts are read straight
             to their rows of the fused tensor; anything else goes through Transformers' converter
 
@@ -12,30 +12,22 @@ Host memory is the ring: the largest span plus READ_AHEAD_BYTES. A tensor is val
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
-from lohan.errors import ModelError, StoreError
+from lohan.model.file_reader import BLOCK_BYTES, FileReader, pages
 from lohan.model.keys import Group
 from lohan.model.safetensors_file import Entry
 from lohan.model.shape import align
 
 READ_AHEAD_BYTES = 64 * 2**20
 """beyond the span that the consumer holds"""
-REQUEST_BYTES = 16 * 2**20
-"""of one read; the size at which one thread reads as fast as several"""
-SPAN_ALIGN = 4096
-"""bytes"""
 
 
 class TensorSource(Protocol):
@@ -82,8 +74,7 @@ class FileTensors:
         self.ring_bytes = max((span.num_bytes for span in self.spans), default=0) + READ_AHEAD_BYTES
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lohan-import")
-        files = _Files()
+        thread, reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lohan-import"), FileReader()
         ring = _Ring(self.ring_bytes)
         waiting = deque(self.spans)
         ahead: deque[tuple[Span, int, Future[None]]] = deque()
@@ -91,15 +82,15 @@ class FileTensors:
             while waiting or ahead:
                 while waiting and (start := ring.take(waiting[0].num_bytes)) is not None:
                     span = waiting.popleft()
-                    ahead.append((span, start, reader.submit(_fill, files, span, ring.memory, start)))
+                    ahead.append((span, start, thread.submit(_fill, reader, span, ring.memory[start:])))
                 span, start, filled = ahead.popleft()
                 filled.result()
                 for target, tensor in self._tensors(span, ring.memory[start : start + span.num_bytes]).items():
                     yield self.names.get(target, target), tensor
                 ring.give_back()
         finally:
-            reader.shutdown(cancel_futures=True)
-            files.close()
+            thread.shutdown(cancel_futures=True)
+            reader.close()
 
     def _tensors(self, span: Span, memory: Tensor) -> dict[str, Tensor]:
         if span.fused is not None:
@@ -113,8 +104,11 @@ def _plan(group: Group) -> Span:
         return fused
     places, at = [], 0
     for source in group.sources:
+        lead = source.entry.offset % BLOCK_BYTES
+        if lead % source.entry.dtype.itemsize == 0:
+            at += lead  # in step with the file, so that whole blocks are read to their places
         places.append((source.entry, at))
-        at = align(at + source.entry.num_bytes, SPAN_ALIGN)
+        at = align(at + source.entry.num_bytes, BLOCK_BYTES)
     return Span(group, tuple(places), at, None)
 
 
@@ -148,15 +142,13 @@ class _Ring:
     """Memory from which contiguous spans are taken in order and given back in the same order."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.size = align(num_bytes, SPAN_ALIGN)
-        pages = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(mmap.MADV_HUGEPAGE)
-        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
+        self.size = align(num_bytes, BLOCK_BYTES)
+        self.memory = pages(self.size)
         self.taken: deque[tuple[int, int]] = deque()
 
     def take(self, num_bytes: int) -> int | None:
         """The start of a free span, or None until more is given back."""
-        size = align(max(num_bytes, 1), SPAN_ALIGN)
+        size = align(max(num_bytes, 1), BLOCK_BYTES)
         start = 0
         if self.taken:
             first, newest = self.taken[0][0], self.taken[-1]
@@ -174,70 +166,6 @@ class _Ring:
         self.taken.popleft()
 
 
-class _Files:
-    """Open files by path."""
-
-    def __init__(self) -> None:
-        self.descriptors: dict[Path, int] = {}
-
-    def __getitem__(self, path: Path) -> int:
-        if path not in self.descriptors:
-            self.descriptors[path] = os.open(path, os.O_RDONLY)
-        return self.descriptors[path]
-
-    def close(self) -> None:
-        for descriptor in self.descriptors.values():
-            os.close(descriptor)
-
-
-def _fill(files: _Files, span: Span, memory: Tensor, start: int) -> None:
+def _fill(reader: FileReader, span: Span, memory: Tensor) -> None:
     for entry, at in span.places:
-        read_bytes(files[entry.path], entry, memory[start + at : start + at + entry.num_bytes])
-
-
-def read_bytes(descriptor: int, entry: Entry, into: Tensor, skip_bytes: int = 0) -> None:
-    """Read `entry` from its byte `skip_bytes` on until `into` is full, and drop what was read from the page cache.
-
-    Buffered rather than O_DIRECT: the tensors of a file lie at any byte, and one thread reaches the same rate either way.
-    """
-    view = memoryview(into.numpy().data)
-    done = 0
-    while done < len(view):
-        offset = entry.offset + skip_bytes + done
-        wanted = min(REQUEST_BYTES, len(view) - done)
-        got = os.preadv(descriptor, [view[done : done + wanted]], offset)
-        if got == 0:
-            raise StoreError("read", str(entry.path), offset, wanted, got, None, f"the file ends within {entry.name}")
-        os.posix_fadvise(descriptor, offset, got, os.POSIX_FADV_DONTNEED)
-        done += got
-
-
-def read_tensor(entry: Entry) -> Tensor:
-    """One tensor, in memory of its own."""
-    tensor = torch.empty(entry.num_bytes, dtype=torch.uint8)
-    descriptor = os.open(entry.path, os.O_RDONLY)
-    try:
-        read_bytes(descriptor, entry, tensor)
-    finally:
-        os.close(descriptor)
-    return tensor.view(entry.dtype).view(entry.shape)
-
-
-def check_equal(one: Entry, other: Entry) -> None:
-    """ModelError unless the two tensors, which the model ties, hold the same bytes; compared piece by piece."""
-    equal = (one.dtype, one.shape) == (other.dtype, other.shape)
-    descriptors = os.open(one.path, os.O_RDONLY), os.open(other.path, os.O_RDONLY)
-    try:
-        for start in range(0, one.num_bytes if equal else 0, REQUEST_BYTES):
-            pieces = torch.empty((2, min(REQUEST_BYTES, one.num_bytes - start)), dtype=torch.uint8)
-            for descriptor, entry, piece in zip(descriptors, (one, other), pieces, strict=True):
-                read_bytes(descriptor, entry, piece, start)
-            equal = equal and torch.equal(pieces[0], pieces[1])
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    if not equal:
-        raise ModelError(
-            f"{one.name} and {other.name} are tied by the model's configuration but differ in the checkpoint. "
-            'If they are meant to differ, set "tie_word_embeddings": false in config.json'
-        )
+        reader.read(entry, memory[at : at + entry.num_bytes])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import WeightRenaming
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3PreTrainedModel
 
-from lohan.errors import ModelError
+from lohan.errors import ModelError, StoreError
 from lohan.model import keys, weights_in
 from lohan.model.load import OpenedModel, open_model
 from lohan.model.weights_out import cast, export
@@ -128,6 +130,40 @@ def test_reading_ahead_never_overwrites_what_the_consumer_holds(tmp_path: Path, 
         monkeypatch.setattr(weights_in, "READ_AHEAD_BYTES", ahead)
         for name, tensor in open_model(tmp_path).tensors:
             assert torch.equal(tensor, expected[name])
+
+
+def test_tensors_may_lie_anywhere_in_a_file(tmp_path: Path) -> None:
+    """Here at odd bytes, as the format allows."""
+    model = saved(tmp_path, "mixtral")
+    rewritten(tmp_path, lambda tensors: None)
+    path = tmp_path / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    path.write_bytes((length + 1).to_bytes(8, "little") + content[8 : 8 + length] + b" " + content[8 + length :])
+    assert same_bits(taken(open_model(tmp_path)), dict(model.named_parameters()))
+
+
+def test_file_systems_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = saved(tmp_path, "mixtral")
+    opens = os.open
+
+    def refusing(path: Path, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct reads here", path)
+        return opens(path, flags)
+
+    opened = open_model(tmp_path)
+    monkeypatch.setattr(os, "open", refusing)
+    assert same_bits(taken(opened), dict(model.named_parameters()))
+
+
+def test_a_file_that_shrinks_meanwhile(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    opened = open_model(tmp_path)
+    for path in tmp_path.glob("*.safetensors"):
+        os.truncate(path, path.stat().st_size - 7)
+    with pytest.raises(StoreError, match=r"\.safetensors at byte \d+: wanted \d+ bytes, got 0"):
+        taken(opened)
 
 
 def test_names_without_the_base_prefix_stay_as_they_were(tmp_path: Path) -> None:
