@@ -13,6 +13,7 @@ What happens in it, from the top:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 from lohan.config import Numerics, parse_bytes, parse_dtype
 from lohan.device import open_device
 from lohan.device.protocol import Device
-from lohan.errors import ClosedError, LohanError, OptionError
+from lohan.errors import ClosedError, LohanError, ModelError, OptionError
 from lohan.host.pool import HostPool
 from lohan.model.load import open_model
 from lohan.model.shape import ModelShape
@@ -43,7 +44,7 @@ from lohan.run.batches import HostSlice, cut, on_device
 from lohan.run.boundaries import boundary_bytes
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory
-from lohan.run.passes import ModelRunner, Pass
+from lohan.run.passes import LossFn, ModelRunner, Pass
 from lohan.run.record import Recording, record, record_language_model
 from lohan.run.storage import Storage
 from lohan.run.training import Prepared, Training
@@ -59,8 +60,6 @@ from lohan.ssd.file_store import FileStore
 
 Batches = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """micro-batches: dicts of tensors that the model takes; one, or several"""
-LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
-"""a model and a micro-batch -> its mean loss, a scalar"""
 
 
 class Engine:
@@ -101,7 +100,7 @@ class Engine:
         self.model = self._opened.model
         self.map = discover(self.model)
         self.model.train()
-        self._is_language_model = isinstance(self.model, PreTrainedModel) and self.model.can_generate()
+        self._is_language_model = _is_language_model(self.model)
         self._runner: ModelRunner | None = None
         self._training: Training | None = None
         self._prepared: Prepared | None = None
@@ -213,8 +212,8 @@ class Engine:
     def _boundary_bytes(self, slices: Sequence[HostSlice]) -> list[int]:
         needed = [0] * len(self.shape.sites)
         for one in slices:
-            for site, inputs in enumerate(self._recording.inputs):
-                needed[site] += boundary_bytes([(shape.shape(*one.shape), self._dtype) for shape in inputs])
+            for site, inputs in enumerate(self._recording.inputs_of(one)):
+                needed[site] += boundary_bytes([(shape, self._dtype) for shape in inputs])
         return needed
 
     # ---------------------------------------------------------------- training
@@ -229,7 +228,9 @@ class Engine:
         """One optimizer step over micro-batches: dicts of tensors that the model takes. `lr` overrides the optimizer's."""
         began_s = time.perf_counter()
         slices = cut(batches, self.numerics.slice_rows)
-        training, runner = self._ready(slices, loss_fn)
+        training, _ = self._ready(slices, loss_fn)
+        if not any(site.needs_backward for site in self.shape.sites):
+            raise ModelError("there is nothing to train: the loss depends on no parameter that has requires_grad")
         prepared = self._prepare(slices, len(slices))
         read_before, written_before = self._transferred()
         self.device.reset_peak()
@@ -268,9 +269,11 @@ class Engine:
         random_state = torch.get_rng_state()
         try:
             with self.device.computing():
-                on = on_device(slices, self.device, in_tiles=self._runner.transform is not None)
+                on = on_device(slices, self.device, in_tiles=self._runner.computes_tiles(loss_fn))
                 losses = self._runner.losses(this, on, loss_fn)
-            self.device.run_backward(partial(torch.autograd.backward, losses))
+            if wanting := [loss for loss in losses if loss.requires_grad]:
+                self.device.run_backward(partial(torch.autograd.backward, wanting))
+            this.run.end_compute()
             with self.device.computing():
                 parts = self.device.fetch(torch.stack([loss.detach().float() for loss in losses]))
         except BaseException as error:
@@ -306,7 +309,7 @@ class Engine:
             run = training.begin(prepared, Mode.EVALUATE, 0.0, {})
             this = self._pass(run, slices, training.step, {})
             with torch.no_grad(), self.device.computing():
-                losses = runner.losses(this, on_device(slices, self.device, in_tiles=runner.transform is not None), loss_fn)
+                losses = runner.losses(this, on_device(slices, self.device, in_tiles=runner.computes_tiles(loss_fn)), loss_fn)
                 parts = self.device.fetch(torch.stack([loss.float() for loss in losses]))
             training.settle()
         except BaseException as error:
@@ -335,7 +338,7 @@ class Engine:
 
     def _pass(self, run: Run, slices: Sequence[HostSlice], step: int, present: dict[int, set[int]]) -> Pass:
         tokens = sum(s.num_targets for s in slices)
-        scale = 1.0 / tokens if tokens else 0.0
+        scale = 1.0 / tokens if tokens else math.nan
         seed = (self.numerics.seed, step)
         return Pass(run, max(len(slices), 1), self.map, self._dtype, self.device, seed, scale, present)
 
@@ -348,11 +351,24 @@ class Engine:
             if loss_fn is None:
                 remedy = "Pass loss_fn=, a function of the model and a micro-batch that returns the mean loss"
                 raise OptionError("loss_fn", None, f"{type(self.model).__name__} is not a causal language model", remedy)
-            self._start(
-                record(self.model, self.map, partial(loss_fn, self.model, _as_fp32(slices[0].inputs)), is_symbolic=False)
-            )
+            self._start(self._record(slices[0], loss_fn))
         assert self._training is not None and self._runner is not None
+        for one in slices:
+            if loss_fn is not None and not self._recording.covers(one):
+                with self._runner.aside():
+                    self._recording.add(self._record(one, loss_fn))
         return self._training, self._runner
+
+    def _record(self, one: HostSlice, loss_fn: LossFn) -> Recording:
+        """The model on rows like these; its buffers are on the device from the second time on."""
+
+        def fetch(buffer: Tensor) -> Tensor:
+            if self._runner is None:
+                return buffer
+            with self.device.computing():
+                return self.device.fetch(buffer)
+
+        return record(self.model, self.map, loss_fn, one.inputs, fetch)
 
     def _simulate(self, schedule: Schedule, slices: Sequence[HostSlice]) -> Timeline | None:
         """The schedule in virtual time, once the lanes have been measured."""
@@ -433,9 +449,9 @@ class Engine:
         self.close()
 
 
-def _as_fp32(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch as the recorded pass takes it, which runs in fp32."""
-    return {n: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in batch.items()}
+def _is_language_model(model: nn.Module) -> bool:
+    """A decoder alone: what an encoder is given has a length of its own."""
+    return isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
 
 
 def _file_store(directories: Sequence[str | Path], nbytes: int, name: str, vanishes: bool) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,21 @@ from torch import Tensor
 
 from lohan.device.protocol import Device
 from lohan.errors import OptionError
-from lohan.run.passes import Slice
 
 IGNORED = -100
 """the label of a token without a target"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of one micro-batch, on the device."""
+
+    inputs: Mapping[str, Any]
+    weight: float
+    """its share of the step's loss, where the model or the caller computes the mean"""
+    rows: Tensor | None = None
+    """positions, in [rows * length], of the tokens that have a target"""
+    targets: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +110,5 @@ def on_device(slices: Sequence[HostSlice], device: Device, *, in_tiles: bool) ->
         }
         rows = device.put(one.rows) if tiled and one.rows is not None else None
         targets = device.put(one.targets) if tiled and one.targets is not None else None
-        result.append(Slice(inputs, count / total if total else 0.0, rows, targets))
+        result.append(Slice(inputs, count / total if total else math.nan, rows, targets))
     return result

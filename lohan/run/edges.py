@@ -8,7 +8,7 @@ from the first row of a piece; pieces follow from the model's shape alone, so no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,11 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from lohan.run.boundaries import BoundaryWriter, Kept
+from lohan.run.logits import Transform
 from lohan.run.sites import SiteSpec, Steps, backward_visit, differentiate, forward_visit, places
 from lohan.run.weights import GradientSink, bound
-
-Transform = Callable[[Tensor], Tensor]
-"""what a model does to its logits: soft-cap, scale"""
 
 
 class EmbeddingCall:

@@ -136,6 +136,17 @@ class Run:
         self._next_compute += 1
         return op
 
+    def end_compute(self) -> None:
+        """The caller has nothing more to compute: whatever the schedule still expects would be waited for in vain."""
+        left = self.lanes[Lane.COMPUTE][self._next_compute :]
+        if left:
+            error = ScheduleError(
+                f"the model departs from the order that was recorded at the start: expected {left[0]}, got the end. "
+                "Its forward must visit the same modules in every step, and its loss must depend on them"
+            )
+            self._executor.fail(error)
+            raise error
+
     # ---------------------------------------------------------------- the caller
 
     def wait_for(self, op: Op) -> None:
@@ -146,8 +157,7 @@ class Run:
     def finish(self) -> list[Span]:
         """Block until every lane is done with the schedule."""
         if not self.finished:
-            if self._next_compute < len(self.lanes[Lane.COMPUTE]):
-                self._expect(Kind.UPDATE, -1, -1)
+            self.end_compute()
             for ops in self.lanes.values():
                 if ops:
                     self.wait_for(ops[-1])

@@ -7,7 +7,7 @@ slices may differ in length, and nothing is padded or concatenated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ class Arrival:
     site: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    collects: Mapping[str, int]
+    """what the slice's context collects from inside modules, and how much it has of it"""
 
 
 class Lockstep:
@@ -33,10 +35,10 @@ class Lockstep:
         self._run_site, self._resumed = run_site, resumed
         self._conductor: greenlet | None = None
 
-    def arrive(self, site: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def arrive(self, arrival: Arrival) -> Any:
         """Called within a program: stop before a site until its result is there."""
         assert self._conductor is not None and getcurrent() is not self._conductor, "only a running program arrives"
-        return self._conductor.switch(Arrival(site, args, kwargs))
+        return self._conductor.switch(arrival)
 
     def run(self, programs: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run all programs to their ends; their results."""

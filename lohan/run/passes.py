@@ -18,15 +18,21 @@ from torch import Tensor, nn
 
 from lohan.config import Numerics, keyed_seed
 from lohan.device.protocol import Device
-from lohan.errors import ScheduleError
+from lohan.errors import OptionError, ScheduleError
 from lohan.model.shape import UnitKind
 from lohan.model.units import Binding, ModelMap, Site
-from lohan.run.edges import EmbeddingCall, HeadLogitsCall, HeadLossCall, Transform
+from lohan.run.batches import Slice
+from lohan.run.caches import without_cache
+from lohan.run.captures import Collected, hand_over, num_collected
+from lohan.run.edges import EmbeddingCall, HeadLogitsCall, HeadLossCall
 from lohan.run.executor import Run
 from lohan.run.lockstep import Arrival, Lockstep
+from lohan.run.logits import Transform
 from lohan.run.record import Recording
 from lohan.run.sites import ModuleCall, SiteCall, SiteNode, SiteSpec, take_apart
 
+LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
+"""a model and a micro-batch -> its mean loss, a scalar"""
 GLUE = 1 << 20
 """added to a site's number: the place between it and the next one"""
 
@@ -36,18 +42,6 @@ class HeadReached(Exception):
 
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows of one micro-batch, on the device."""
-
-    inputs: Mapping[str, Any]
-    weight: float
-    """its share of the step's loss, where the model or the caller computes the mean"""
-    rows: Tensor | None = None
-    """positions, in [rows * length], of the tokens that have a target"""
-    targets: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -80,10 +74,14 @@ class ModelRunner:
         self._pass: Pass | None = None
         self._lockstep: Lockstep | None = None
         self._in_tiles = False
+        self._reached = 0
         self._begin_pass: Callable[[], Pass] | None = None
         self._end_pass: Callable[[], None] | None = None
         with device.computing():
             self._anchor = device.put(torch.zeros(())).requires_grad_()
+        self._intercept()
+
+    def _intercept(self) -> None:
         for spec in self.specs:
             spec.module.forward = partial(self._enter, spec.position)
 
@@ -93,25 +91,40 @@ class ModelRunner:
             numbers = {id(tensor): index for index, tensor in enumerate(self.map.units[unit].shape.tensors)}
             own = [b for b in self.map.units[unit].bindings if b.site == site.index]
             bindings[unit] = [(numbers[id(b.tensor)], b) for b in own]
-        return SiteSpec(position, self.recording.sites[position], site.module, site.module.forward, bindings)
+        shape, outputs = self.recording.sites[position], self.recording.outputs[position]
+        return SiteSpec(position, shape, site.module, site.module.forward, bindings, outputs)
 
     def close(self) -> None:
         """Give the modules their own forward back."""
         for spec in self.specs:
             spec.module.__dict__.pop("forward", None)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The model runs as if it were not intercepted: to be recorded once more."""
+        self.close()
+        try:
+            yield
+        finally:
+            self._intercept()
+
     # ---------------------------------------------------------------- programs
 
-    def losses(
-        self, this: Pass, slices: Sequence[Slice], loss_fn: Callable[[nn.Module, Mapping[str, Any]], Tensor] | None
-    ) -> list[Tensor]:
+    def computes_tiles(self, loss_fn: LossFn | None) -> bool:
+        """Whether the loss is computed in tiles of the vocabulary, by the head."""
+        return loss_fn is None and self.transform is not None
+
+    def losses(self, this: Pass, slices: Sequence[Slice], loss_fn: LossFn | None) -> list[Tensor]:
         """The share of each slice in the step's loss; their sum is the loss."""
-        self._in_tiles = loss_fn is None and self.transform is not None and all(s.targets is not None for s in slices)
+        self._in_tiles = self.computes_tiles(loss_fn) and all(s.targets is not None for s in slices)
         program = self._tiled_loss if self._in_tiles else partial(self._whole_loss, loss_fn=loss_fn)
-        self._pass = this
+        self._pass, self._reached = this, 0
         self._lockstep = Lockstep(self._run_site, lambda index, site: this.seed(index, site + GLUE))
         try:
-            return self._lockstep.run([partial(program, one) for one in slices])
+            with without_cache(self.model):
+                losses = self._lockstep.run([partial(program, one) for one in slices])
+            self._expect(len(self.specs))
+            return losses
         finally:
             self._pass = self._lockstep = None
             self._in_tiles = False
@@ -119,17 +132,22 @@ class ModelRunner:
     def _tiled_loss(self, one: Slice) -> Tensor:
         assert self._lockstep is not None and self.head is not None and one.rows is not None
         try:
-            self.model(**one.inputs, use_cache=False)
+            self.model(**one.inputs)
         except HeadReached as reached:
             hidden = reached.hidden.flatten(0, -2).index_select(0, one.rows)
         else:
             raise ScheduleError("the model's forward did not reach its head")
-        loss: Tensor = self._lockstep.arrive(self.head, (hidden, one.targets), {})
+        loss: Tensor = self._lockstep.arrive(Arrival(self.head, (hidden, one.targets), {}, {}))[0]
         return loss
 
-    def _whole_loss(self, one: Slice, *, loss_fn: Callable[[nn.Module, Mapping[str, Any]], Tensor] | None) -> Tensor:
-        loss: Tensor = self.model(**one.inputs, use_cache=False).loss if loss_fn is None else loss_fn(self.model, one.inputs)
-        return loss * one.weight
+    def _whole_loss(self, one: Slice, *, loss_fn: LossFn | None) -> Tensor:
+        loss: Tensor | None
+        loss = self.model(**one.inputs).loss if loss_fn is None else loss_fn(self.model, one.inputs)
+        if loss is None:
+            given = ", ".join(one.inputs)
+            raise OptionError("batches", given, "the model computes no loss from these", "Give labels, or pass loss_fn=")
+        # A mean over no targets is NaN, and stays so when it is weighted with zero.
+        return loss * one.weight if one.weight else torch.zeros_like(loss.detach())
 
     @contextmanager
     def passes(self, begin: Callable[[], Pass], end: Callable[[], None]) -> Iterator[None]:
@@ -144,46 +162,68 @@ class ModelRunner:
 
     def _enter(self, position: int, *args: Any, **kwargs: Any) -> Any:
         """What a site's module does when the model calls it."""
+        if self._lockstep is not None and self._in_tiles and position == self.head:
+            raise HeadReached(args[0])
+        arrival = Arrival(position, args, kwargs, num_collected())
         if self._lockstep is not None:
-            if self._in_tiles and position == self.head:
-                raise HeadReached(args[0])
-            return self._lockstep.arrive(position, args, kwargs)
+            result, collected = self._lockstep.arrive(arrival)
+            hand_over(collected)
+            return result
         if self._begin_pass is None or self._end_pass is None:
             raise ScheduleError(f"{self.specs[position].shape.name} was called outside of the engine, which holds its weights")
         if position == 0:
-            self._pass = self._begin_pass()
-        result = self._run_site(position, [Arrival(position, args, kwargs)])[0]
+            self._pass, self._reached = self._begin_pass(), 0
+        result, collected = self._run_site(position, [arrival])[0]
+        hand_over(collected)
         if position == len(self.specs) - 1:
             self._end_pass()
         return result
 
-    def _run_site(self, position: int, arrivals: list[Arrival]) -> list[Any]:
+    def _expect(self, position: int) -> None:
+        """The forward stands before this site, or at its end."""
+        if position != self._reached:
+            names = [*(spec.shape.name for spec in self.specs), "the end"]
+            raise ScheduleError(
+                f"the model departs from the order that was recorded at the start: expected {names[self._reached]}, "
+                f"got {names[position]}. Its forward must visit the same modules in every step"
+            )
+
+    def _run_site(self, position: int, arrivals: list[Arrival]) -> list[tuple[Any, Collected]]:
+        """Each slice's result, and what the model collects beside it."""
+        self._expect(position)
+        self._reached += 1
         assert self._pass is not None
         site = self.specs[position]
         kind, pieces = site.shape.kind, len(site.shape.units)
         if kind is UnitKind.EMBEDDING and pieces > 1:
-            return list(self._node(site, EmbeddingCall(self._pass, site, [_only(a) for a in arrivals]), []))
+            return _alone(self._node(site, EmbeddingCall(self._pass, site, [_only(a) for a in arrivals]), []))
         if kind is UnitKind.HEAD and self._in_tiles:
             assert self.transform is not None
             targets = [arrival.args[1] for arrival in arrivals]
             call = HeadLossCall(
                 self._pass, site, targets, scale=self._pass.scale, tile=self.numerics.loss_tile, transform=self.transform
             )
-            return list(self._node(site, call, [arrival.args[0] for arrival in arrivals]))
+            return _alone(self._node(site, call, [arrival.args[0] for arrival in arrivals]))
         if kind is UnitKind.HEAD and pieces > 1:
-            return list(self._node(site, HeadLogitsCall(self._pass, site), [_only(a) for a in arrivals]))
+            return _alone(self._node(site, HeadLogitsCall(self._pass, site), [_only(a) for a in arrivals]))
         apart = [take_apart(arrival) for arrival in arrivals]
         module_call = ModuleCall(self._pass, site, [one for one, _ in apart])
         inputs = [tensor for _, tensors in apart for tensor in tensors]
         del apart, arrivals
-        return module_call.results(self._node(site, module_call, inputs))
+        return module_call.take_results(self._node(site, module_call, inputs))
 
     def _node(self, site: SiteSpec, call: SiteCall, inputs: list[Tensor]) -> Sequence[Tensor]:
         """The call's outputs, as a node of the outer graph where gradients flow through it."""
         if torch.is_grad_enabled() and site.shape.needs_backward:
             outputs: tuple[Tensor, ...] = SiteNode.apply(call, self._anchor, *inputs)  # type: ignore[no-untyped-call]
             return outputs
-        return call.forward(inputs)
+        with torch.no_grad():
+            return call.forward(inputs)
+
+
+def _alone(outputs: Sequence[Tensor]) -> list[tuple[Any, Collected]]:
+    """Results of an edge, which has nothing inside that a model would collect."""
+    return [(output, {}) for output in outputs]
 
 
 def _only(arrival: Arrival) -> Tensor:

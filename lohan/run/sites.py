@@ -10,7 +10,7 @@ wants a gradient, so that a site with trainable weights is part of the graph wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,8 +22,10 @@ from torch.utils import _pytree as pytree
 from lohan.model.shape import SiteShape
 from lohan.model.units import Binding, ModelMap
 from lohan.run.boundaries import BoundaryWriter, Kept
+from lohan.run.captures import Collected, collecting
 from lohan.run.executor import Run
 from lohan.run.lockstep import Arrival
+from lohan.run.stand_ins import buffers_replaced
 from lohan.run.weights import GradientSink, UnitMemory, bound, unpack
 from lohan.schedule.ops import Kind
 
@@ -40,6 +42,8 @@ class SiteSpec:
     """the module's own"""
     bindings: dict[int, list[tuple[int, Binding]]]
     """of each unit: which of its tensors goes where"""
+    outputs: list[bool]
+    """for each tensor that the module returns, whether it wants a gradient"""
 
 
 class Steps(Protocol):
@@ -87,7 +91,7 @@ class SiteCall(Protocol):
     """One site in one step, forward and backward, all slices."""
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Flat inputs of all slices that want a gradient -> flat outputs of all slices."""
+        """Flat inputs of all slices that want a gradient -> flat outputs of all slices that do."""
         ...
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -102,9 +106,7 @@ class SiteNode(torch.autograd.Function):
     def forward(ctx: Any, call: SiteCall, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        outputs = call.forward(inputs)
-        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
-        return outputs
+        return call.forward(inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -120,6 +122,7 @@ class _Slice:
     wanting: list[int]
     """positions in `leaves` of the inputs that want a gradient"""
     kept: list[Kept]
+    collects: Mapping[str, int]
 
     def arguments(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves = list(self.leaves)
@@ -129,6 +132,16 @@ class _Slice:
         return args, kwargs
 
 
+@dataclass(slots=True)
+class _Result:
+    """What one slice's call returned, without the tensors that want a gradient."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    wanting: list[int]
+    """positions in `leaves` of these tensors"""
+
+
 def take_apart(arrival: Arrival) -> tuple[_Slice, list[Tensor]]:
     """One slice's arguments without the tensors that want a gradient, and these."""
     leaves, spec = pytree.tree_flatten((arrival.args, arrival.kwargs))
@@ -136,7 +149,7 @@ def take_apart(arrival: Arrival) -> tuple[_Slice, list[Tensor]]:
     inputs = [leaves[i] for i in wanting]
     for position in wanting:
         leaves[position] = None
-    return _Slice(leaves, spec, wanting, []), inputs
+    return _Slice(leaves, spec, wanting, [], arrival.collects), inputs
 
 
 class ModuleCall:
@@ -145,7 +158,7 @@ class ModuleCall:
     def __init__(self, step: Steps, site: SiteSpec, slices: list[_Slice]) -> None:
         self.step, self.site, self.slices = step, site, slices
         self.unit = site.shape.units[0]
-        self.out_specs: list[tuple[pytree.TreeSpec, list[int], list[Any]]] = []
+        self.results: list[_Result] = []
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         given, flat = iter(inputs), []
@@ -159,30 +172,43 @@ class ModuleCall:
         return tuple(flat)
 
     def _run(self, index: int, one: _Slice, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """One slice through the module; its outputs flat, the tensors only."""
+        """One slice through the module; of its outputs and what is collected inside, the tensors that want a gradient."""
         args, kwargs = one.arguments(tensors)
         self.step.seed(index, self.site.position)
-        leaves, spec = pytree.tree_flatten(self.site.forward(*args, **kwargs))
-        where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        if len(self.out_specs) == index:
-            self.out_specs.append((spec, where, [None if i in where else leaf for i, leaf in enumerate(leaves)]))
-        return [leaves[i] for i in where]
+        with collecting(one.collects) as collected:
+            result = self.site.forward(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten((result, collected))
+        wanting = self._wanting(leaves)
+        outputs = [leaves[i] for i in wanting]
+        if len(self.results) == index:
+            for position in wanting:
+                leaves[position] = None
+            self.results.append(_Result(leaves, spec, wanting))
+        return outputs
 
-    def results(self, flat: Sequence[Tensor]) -> list[Any]:
-        """The module's results, slice by slice, from the node's flat outputs."""
+    def _wanting(self, leaves: Sequence[Any]) -> list[int]:
+        """Positions of the tensors that want a gradient: those that did when they were recorded, and all that is collected."""
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        recorded = dict(zip(tensors, self.site.outputs, strict=False))
+        return [i for i in tensors if recorded.get(i, leaves[i].is_floating_point())]
+
+    def take_results(self, flat: Sequence[Tensor]) -> list[tuple[Any, Collected]]:
+        """The module's results and what it collected, slice by slice, from the node's flat outputs. Once."""
         given, results = iter(flat), []
-        for spec, where, leaves in self.out_specs:
-            filled = list(leaves)
-            for position in where:
-                filled[position] = next(given)
-            results.append(pytree.tree_unflatten(filled, spec))
+        for result in self.results:
+            for position in result.wanting:
+                result.leaves[position] = next(given)
+            results.append(pytree.tree_unflatten(result.leaves, result.spec))
+            result.leaves = []
         return results
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The buffers stay as the forward left them: running statistics count a batch once."""
         given, input_gradients = iter(gradients), []
-        with backward_visit(self.step, self.site, self.unit) as (memory, sink):
+        visit = backward_visit(self.step, self.site, self.unit)
+        with buffers_replaced(self.site.module, torch.clone), visit as (memory, sink):
             for index, one in enumerate(self.slices):
-                incoming = [next(given) for _ in self.out_specs[index][1]]
+                incoming = [next(given) for _ in self.results[index].wanting]
                 tensors = [kept.find(memory.others[0]) for kept in one.kept]
                 weights = self._leaves(memory, sink)
                 with torch.enable_grad(), bound(places(self.site, self.unit, weights)):

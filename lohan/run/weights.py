@@ -1,8 +1,8 @@
 """A unit's weights in its modules, for as long as one operation runs; its gradients on their way to their slot.
 
 Nothing is assigned to a Parameter's `.data`: the tensors that a module finds in `_parameters` are views of a slot, put there
-on entry and replaced by the placeholder (on the meta device) on exit. So a use outside an operation fails loudly, and what autograd
-saves in a backward are views of a slot that is held until that operation is complete.
+on entry and replaced by the placeholder (on the meta device) on exit. So a use outside an operation fails loudly, and what
+autograd saves in a backward are views of a slot that is held until that operation is complete.
 """
 
 from __future__ import annotations

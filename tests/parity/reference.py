@@ -118,7 +118,7 @@ class Reference:
         return loss
 
     def _head(self, site: int, tokens: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
-        """Cross-entropy in tiles: its value, and its slope at the hidden states; gradients of the weights stay in the leaves."""
+        """Cross-entropy in tiles: its value, and its slope at the hidden states; the weights' gradients stay in the leaves."""
         tiles = list(self._tiles(site))
         largest = torch.full(targets.shape, -torch.inf)
         total, picked = torch.zeros(targets.shape), torch.zeros(targets.shape)

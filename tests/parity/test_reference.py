@@ -1,11 +1,10 @@
-"""The engine with everything in memory against a plain reference that knows only the documented rules, and against stock torch."""
+"""The engine in memory, bit for bit against a plain reference that knows only the documented rules, and against stock torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lohan import SGD
 from lohan.optim.adamw import AdamW
 from lohan.optim.base import Optimizer
 from tests.parity.harness import (
@@ -13,13 +12,10 @@ from tests.parity.harness import (
     OPTIMIZER,
     TILE,
     Outcome,
-    batch,
     in_memory,
     limit_of,
-    open_engine,
     steps,
     tiny_model,
-    train,
 )
 from tests.parity.reference import Reference
 
@@ -47,6 +43,8 @@ def plainly(
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_memory_is_the_documented_arithmetic(architecture: str, dtype: str) -> None:
-    expected = plainly(architecture, dtype, AdamW(OPTIMIZER.lr, weight_decay=0.1, kernel="reference"), limit_of(architecture), 20)
+    expected = plainly(
+        architecture, dtype, AdamW(OPTIMIZER.lr, weight_decay=0.1, kernel="reference"), limit_of(architecture), 20
+    )
     assert any(expected.clipped) and not all(expected.clipped)
     in_memory(architecture, dtype, clips=True).assert_same(expected)
