@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import WeightRenaming
@@ -19,35 +16,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3PreTr
 
 from lohan.errors import ModelError, StoreError
 from lohan.model import keys, weights_in
-from lohan.model.load import OpenedModel, open_model
-from lohan.model.weights_out import cast, export
-from tests.tiny import CAUSAL, VOCABULARY, Perceptrons, causal_model, t5_model
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def saved(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16, **fields: Any) -> PreTrainedModel:
-    """A tiny model, written by Transformers in several shards."""
-    model = causal_model(name, dtype, **fields)
-    model.save_pretrained(folder, max_shard_size="40KB")
-    (folder / "tokenizer.json").write_text("{}")
-    return model
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
-
-
-def taken(opened: OpenedModel) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in opened.tensors}
-
-
-def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    def bits(tensor: Tensor) -> Tensor:
-        return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-    kinds = {n: (t.dtype, t.shape) for n, t in one.items()} == {n: (t.dtype, t.shape) for n, t in other.items()}
-    return kinds and all(torch.equal(bits(one[name]), bits(other[name])) for name in one)
+from lohan.model.load import open_model
+from lohan.model.weights_out import export
+from tests.checkpoints import rewritten, same_bits, saved, taken, tensors_of
+from tests.tiny import CAUSAL, VOCABULARY, causal_model
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -76,36 +48,13 @@ def test_untrained_round_trip(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_are_those_of_from_pretrained(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     saved(tmp_path, name)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     model = open_model(tmp_path, dtype=dtype).model
     assert same_bits(dict(model.named_buffers()), dict(expected.named_buffers()))
     assert {n: p.dtype for n, p in model.named_parameters()} == {n: p.dtype for n, p in expected.named_parameters()}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi"])
-def test_round_trip_from_the_master(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    saved(tmp_path / "in", name, dtype)
-    opened = open_model(tmp_path / "in", dtype=torch.bfloat16)
-    assert opened.source_dtype == dtype
-    master = {name: tensor.float() for name, tensor in taken(opened).items()}
-    export(opened, master.__getitem__, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").glob("*.safetensors*")] == ["model.safetensors"]
-    assert same_bits(tensors_of(tmp_path / "out"), tensors_of(tmp_path / "in"))
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
-
-
-def test_another_dtype_is_written_and_declared(tmp_path: Path) -> None:
-    model = saved(tmp_path / "in", "mixtral", torch.float32)
-    opened = open_model(tmp_path / "in")
-    export(opened, taken(opened).__getitem__, tmp_path / "out", dtype=torch.bfloat16)
-    expected = {name: cast(tensor, torch.bfloat16) for name, tensor in tensors_of(tmp_path / "in").items()}
-    assert same_bits(tensors_of(tmp_path / "out"), expected)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
-    assert model.dtype == torch.float32
 
 
 def test_experts_are_read_straight_to_their_places(tmp_path: Path) -> None:
@@ -185,15 +134,6 @@ def test_a_name_that_a_rule_would_spoil_is_kept(tmp_path: Path, monkeypatch: pyt
     assert same_bits(taken(open_model(tmp_path)), dict(model.named_parameters()))
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Change the tensors of a folder that Transformers wrote, and write them into one file."""
-    tensors = tensors_of(folder)
-    change(tensors)
-    for path in folder.glob("*.safetensors*"):
-        path.unlink()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def test_tied_weights_under_the_heads_name_only(tmp_path: Path) -> None:
     model = saved(tmp_path / "in", "llama-tied")
     rewritten(tmp_path / "in", lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))
@@ -238,85 +178,3 @@ def test_persistent_buffers_are_read_and_written(keep_fp32: bool, tmp_path: Path
     opened.model.get_buffer(name).fill_(0.25)
     export(opened, weights.__getitem__, tmp_path / "out")
     assert torch.equal(tensors_of(tmp_path / "out")[name], torch.full((4,), 0.25))
-
-
-def test_a_model_in_memory_is_its_own_source(tmp_path: Path) -> None:
-    for name, model in {"mixtral": causal_model("mixtral", torch.bfloat16), "t5": t5_model()}.items():
-        opened = open_model(model)
-        weights = taken(opened)
-        assert same_bits(weights, dict(model.named_parameters()))
-        export(opened, weights.__getitem__, tmp_path / name, max_shard_bytes=60_000)
-        model.save_pretrained(tmp_path / f"{name}-by-transformers")
-        assert same_bits(tensors_of(tmp_path / name), tensors_of(tmp_path / f"{name}-by-transformers"))
-        again = type(model).from_pretrained(tmp_path / name)
-        assert same_bits(dict(again.named_parameters()), dict(model.named_parameters()))
-
-
-def test_any_module_is_a_model(tmp_path: Path) -> None:
-    model = Perceptrons()
-    opened = open_model(model)
-    export(opened, taken(opened).__getitem__, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-    assert same_bits(tensors_of(tmp_path), dict(model.state_dict()))
-
-
-def test_a_configuration_gives_random_weights() -> None:
-    opened = open_model(CAUSAL["llama"](), dtype=torch.bfloat16)
-    assert all(tensor.dtype == torch.bfloat16 and tensor.std() >= 0 for _, tensor in opened.tensors)
-
-
-def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
-    saved(tmp_path / "in", "llama")
-    opened = open_model(tmp_path / "in")
-    weights = taken(opened)
-    export(opened, weights.__getitem__, tmp_path / "out", max_shard_bytes=30_000)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-
-    def failing(name: str) -> Tensor:
-        if name == "model.norm.weight":
-            raise KeyError(name)
-        return weights[name] * 2
-
-    with pytest.raises(KeyError):
-        export(opened, failing, tmp_path / "out", max_shard_bytes=30_000)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
-def test_a_save_that_stops_half_way_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files have been given the names of others already, no index may claim that they belong together."""
-    saved(tmp_path / "in", "llama")
-    opened = open_model(tmp_path / "in")
-    weights = taken(opened)
-    export(opened, weights.__getitem__, tmp_path / "out", max_shard_bytes=30_000)
-    rename, renamed = Path.replace, []
-
-    def stopping(path: Path, target: Path) -> Path:
-        renamed.append(path)
-        if len(renamed) > 1:
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", stopping)
-        export(opened, lambda name: weights[name] * 2, tmp_path / "out", max_shard_bytes=30_000)
-    with pytest.raises(ModelError, match="neither"):
-        open_model(tmp_path / "out")
-
-
-def test_saving_over_another_model_leaves_nothing_of_it(tmp_path: Path) -> None:
-    saved(tmp_path, "llama")
-    opened = open_model(tmp_path)
-    weights = {name: tensor * 2 for name, tensor in taken(opened).items()}
-    for limit in (60_000, 30_000, 10**9, 60_000):
-        export(opened, weights.__getitem__, tmp_path, max_shard_bytes=limit)
-        assert same_bits(tensors_of(tmp_path), weights)
-        assert same_bits(taken(open_model(tmp_path)), weights)
-
-
-def test_masters_are_rounded_half_up() -> None:
-    bits = [0x3F808000, 0x3F818000, 0x3F807FFF, 0xBF808000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x00008000, 0x80000000]
-    expected = [0x3F81, 0x3F82, 0x3F80, 0xBF81, 0x7F80, 0x7F80, 0xFF80, 0x0001, 0x8000]
-    master = torch.tensor(bits, dtype=torch.uint32).view(torch.float32)
-    assert cast(master, torch.bfloat16).view(torch.uint16).tolist() == expected
-    nans = torch.tensor([0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0x7FC00000], dtype=torch.uint32).view(torch.float32)
-    assert cast(nans, torch.bfloat16).isnan().all()
