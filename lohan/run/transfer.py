@@ -103,21 +103,26 @@ class Exporter:
     def tensor(self, name: str) -> Tensor:
         """The fp32 master of a trainable parameter; the weight of a frozen one."""
         places = self._places[self._map.aliases.get(name, name)]
-        parts = [self._part(index, place) for index, place in places]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        shape = places[0][1].shape
+        trainable = places[0][1].trainable
+        num_rows = sum(place.shape[0] for _, place in places) if shape else 0
+        whole = torch.empty((num_rows, *shape[1:]) if shape else (), dtype=torch.float32 if trainable else self._dtype)
+        for index, place in places:
+            self._fill(index, place, whole[place.first_row : place.first_row + place.shape[0]] if shape else whole)
+        return whole
 
-    def _part(self, index: int, place: TensorShape) -> Tensor:
+    def _fill(self, index: int, place: TensorShape, rows: Tensor) -> None:
         if self._last is None or self._last[0] != index:
+            self._last = None  # its memory, before the next unit takes as much
             self._last = (index, self._read_unit(index))
         unit, span = self._last[1], slice(place.offset, place.end)
         buffer = unit.trainable if place.trainable else unit.frozen
         assert buffer is not None
         weight = buffer.view(self._dtype)[span]
         if not place.trainable or unit.rest is None:
-            return weight.view(place.shape).clone()
-        master = torch.empty(weight.shape, dtype=torch.float32)
-        native.join(weight, unit.rest.view(torch.int16)[span], master)
-        return master.view(place.shape)
+            rows.copy_(weight.view(place.shape))
+        else:
+            native.join(weight, unit.rest.view(torch.int16)[span], rows.view(-1))
 
 
 def rest_range(unit: UnitShape, sizes: Sizes, numerics: Numerics) -> tuple[int, int]:
