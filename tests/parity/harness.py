@@ -21,7 +21,7 @@ VOCABULARY = 1000
 """larger than a block of most of the tiny models, so that embedding and head come in pieces"""
 TILE = 128
 ARCHITECTURES = ("llama", "llama-tied", "qwen3", "gpt2", "mistral", "gemma", "gemma3", "mixtral", "phi")
-LIMITS = {"qwen3": 2.42, "gemma": 1.75, "gemma3": 4.0}
+LIMITS = {"qwen3": 2.42, "gemma": 1.75, "gemma3": 4.0, "phi": 2.3}
 """norms at which some of the steps are clipped and others are not; 2.05 for the others"""
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1)
 
