@@ -98,7 +98,6 @@ def main() -> None:
 
         works: dict[str, Callable[[], object]] = {
             "read plainly": lambda: read_plainly(source),
-            "open": lambda: open_model(source),
             "import": lambda: read_all(source),
             "write plainly": lambda: write_plainly(source, plain),
             "export": lambda: export(opened, read_master, out, max_shard_bytes=10**9),
