@@ -9,8 +9,8 @@ One thread drives each lane of the host, and each copy stream. For every operati
 begins it, performs it, and records its event. A lane that keeps several operations in flight has a second thread, which
 records their completion in order.
 
-Whatever goes wrong on any thread ends the run: the first error is kept, every wait on the device is cut short, and the
-error reaches the caller at its next call.
+Whatever goes wrong on any thread ends the run, and no other can begin: the first error is kept, every wait on the device is cut
+short, and the error reaches the caller, once (`admit`, `check`). Whoever calls after that is told that the engine has stopped.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Executor:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.error: BaseException | None = None
+        self.is_told = False
+        """whether the caller knows of the error"""
         self._run: Run | None = None
         self._error_lock = threading.Lock()
         lanes = [Lane.SSD_READ, Lane.SSD_WRITE, Lane.OPTIMIZER] + ([] if device.is_host else [Lane.UPLOAD, Lane.DOWNLOAD])
@@ -49,7 +51,7 @@ class Executor:
     def start(self, schedule: Schedule, memory: Memory, ssd: SsdMap, work: Work) -> Run:
         """Begin a schedule; the one before must be finished."""
         self.check()
-        if self._run is not None and not self._run.finished:
+        if self._run is not None and self.is_busy:
             raise ScheduleError(f"{schedule.name} cannot begin before {self._run.schedule.name} is finished")
         self.device.bind(schedule, memory.tensors)
         self._run = Run(self, schedule, memory, ssd, work)
@@ -57,6 +59,11 @@ class Executor:
             if self._run.lanes[lane]:
                 worker.runs.put(self._run)
         return self._run
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a schedule has begun and not been finished."""
+        return self._run is not None and not self._run.finished
 
     def fail(self, error: BaseException) -> None:
         """Keep the first error and wake everything that waits."""
@@ -71,9 +78,21 @@ class Executor:
         if self.error is not None:
             raise self.error
 
+    def admit(self) -> None:
+        """The caller begins something new: raise what went wrong since its last call, or say that it knows already."""
+        if self.is_told:
+            raise ClosedError(f"the engine has stopped at an error: {self.error!r}. Open it again to go on") from self.error
+        self.is_told = self.error is not None
+        self.check()
+
+    def stop(self, error: BaseException) -> None:
+        """The caller is about to get `error`, and cannot go on from it."""
+        self.fail(error)
+        self.is_told = True
+
     def close(self) -> None:
         """End the threads. A run that is not finished is abandoned."""
-        if self._run is not None and not self._run.finished:
+        if self.is_busy:
             self.fail(ClosedError("the engine was closed in the middle of a step"))
         for worker in self._workers.values():
             worker.runs.put(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ class Storage:
         return {"store_bytes": self.units.nbytes, "spill_bytes": self.spill.nbytes if self.spill is not None else 0}
 
     def close(self) -> None:
-        self.units.close()
-        if self.spill is not None:
-            self.spill.close()
+        with ExitStack() as both:
+            both.callback(self.units.close)
+            if self.spill is not None:
+                both.callback(self.spill.close)

@@ -11,7 +11,8 @@ other side are worthless, all are pending, with the clip coefficient. *Skip*: lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lohan.config import Numerics
@@ -171,9 +172,19 @@ class Training:
         self._pending_present = {unit: running.present[unit] for unit in self.pending}
         self._pending_hyper = Hyper(self.step, running.lr, outcome.clip)
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """An exception in the middle of a schedule, an interrupt too, stops the engine: the books are not right any more."""
+        try:
+            yield
+        except BaseException as error:
+            if self._running is not None or self.executor.is_busy or self.executor.error is not None:
+                self.executor.stop(error)
+            raise
+
     def settle(self) -> None:
         """Wait for the schedule that runs, and turn the sides of the units that it updated for good."""
-        running, self._running = self._running, None
+        running = self._running
         if running is None:
             return
         running.run.finish()
@@ -186,13 +197,15 @@ class Training:
         self.stale = running.stale_after(discarded=() if kept else early)
         if running.call.mode is not Mode.TRAIN:
             self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
+        self._running = None
 
     def drain(self, prepared: Prepared) -> None:
         """Apply what is pending."""
-        self.settle()
-        if self.pending:
-            self.begin(prepared, Mode.DRAIN, 0.0, {})
+        with self.guarded():
             self.settle()
+            if self.pending:
+                self.begin(prepared, Mode.DRAIN, 0.0, {})
+                self.settle()
 
 
 @dataclass(slots=True)

@@ -33,6 +33,16 @@ class Progress:
     def __init__(self, stall_s: float) -> None:
         self.stall_s = stall_s
         self.num_finished = 0
+        self._num_at_stall = -1
+
+    def stall(self) -> None:
+        """A ticket gave up waiting."""
+        self._num_at_stall = self.num_finished
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing finished since."""
+        return self._num_at_stall == self.num_finished
 
 
 class PieceTicket:
@@ -64,6 +74,7 @@ class PieceTicket:
             num_quiet = num_quiet + 1 if self._progress.num_finished == num_seen else 0
             num_seen = self._progress.num_finished
             if num_quiet == NUM_CHECKS:
+                self._progress.stall()
                 raise StallError(
                     f"{self._what}: {self._num_left} pieces are not done, and none of the store finished for "
                     f"{self._progress.stall_s:g} s. The drive does not answer: look at the kernel log (dmesg)"

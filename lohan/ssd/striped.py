@@ -78,10 +78,11 @@ class StripedStore(ABC):
             lanes = [*self._read_lanes, *self._write_lanes]
             for lane in lanes:
                 lane.close()
-        until_s = time.perf_counter() + self._progress.stall_s
+        patience_s = 0.0 if self._progress.is_stalled else self._progress.stall_s
+        until_s = time.perf_counter() + patience_s
         if not all([lane.join(until_s) for lane in lanes]):
             # The files stay open: a thread that comes back must not find another file under the same number.
-            raise StallError(f"a transfer did not finish within {self._progress.stall_s:g} s of closing the store")
+            raise StallError(f"a transfer did not finish within {patience_s:g} s of closing the store")
         self.release()
 
     @abstractmethod

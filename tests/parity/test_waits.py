@@ -1,8 +1,7 @@
 """Every wait matters: each schedule of a run with one mistake in it is caught by the emulated device, as a race.
 
-The run takes few slots and puts things wherever they can be, so that every kind of operation and of wait occurs. It makes four
-schedules: the first step, a step with pending updates, the drain, an evaluation. Mutants reach the executor unchecked; the
-static checker has to refuse each of them as well.
+The run makes four schedules: the first step, a step with pending updates, the drain, an evaluation. Mutants reach the executor
+unchecked; the static checker has to refuse each of them as well.
 
 By default one mutant of each kind runs; the slow tests run all of them, at three timings.
 """
@@ -16,41 +15,17 @@ from typing import Any
 
 import pytest
 
-from lohan import Plan
 from lohan.device.emulated import EmulatedDevice
 from lohan.errors import RaceError, ScheduleError
-from lohan.plan.plan import UnitPlan, Update
 from lohan.run.training import Prepared
 from lohan.schedule.builder import Call
 from lohan.schedule.checker import check
-from lohan.schedule.ops import Kind, Schedule, Tier
+from lohan.schedule.ops import Kind, Schedule
 from tests.parity.harness import open_engine, steps, tiny_model
 from tests.parity.mutants import WAYS, Mutant
+from tests.parity.tight import MODEL, PLAN
 
-MODEL = "llama-tied"
-"""its vocabulary comes in two pieces, each of which is embedding and head: gradients come in two parts"""
 SCHEDULES = ("first step", "steady step", "drain", "evaluation")
-PLAN = Plan(
-    units=(
-        UnitPlan(update=Update.SPECULATE),
-        UnitPlan(update=Update.DEFER),
-        UnitPlan(update=Update.DEFER),
-        UnitPlan(update=Update.SPECULATE),
-        UnitPlan(update=Update.DEFER, gradient=Tier.HOST),
-    ),
-    boundaries=(Tier.SSD, Tier.SSD, Tier.DEVICE, Tier.HOST, Tier.SSD),
-    chunk_elements=8192,
-    prefetch=1,
-    weight_slots=2,
-    gradient_slots=1,
-    state_slots=1,
-    boundary_slots=1,
-    device_prefetch=1,
-    device_weight_slots=2,
-    device_gradient_slots=1,
-    device_boundary_slots=2,
-)
-
 Change = Callable[[int, Schedule], Schedule]
 """number and schedule as it was built -> what is run"""
 

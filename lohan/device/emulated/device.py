@@ -149,7 +149,8 @@ class EmulatedDevice:
         self._autograd.put(task)
         try:
             block(task.done, self._check)
-        except BaseException:
+        except BaseException as error:
+            self._notice.post(error)
             task.done.wait(UNWIND_S)  # its next call to the device raises, too
             raise
         if task.error is not None:
