@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lohan import AdamW, Engine
+from lohan.model.units import discover
 from lohan.report import StepReport
+from lohan.run.passes import LossFn
 from lohan.ssd.memory_store import MemoryStore
 from tests.tiny import causal_model
 
@@ -25,6 +28,8 @@ LIMITS = {"qwen3": 2.42, "gemma": 1.75, "gemma3": 4.0, "phi": 2.3}
 """norms at which some of the steps are clipped and others are not; 2.05 for the others"""
 OPTIMIZER = AdamW(lr=1e-3, weight_decay=0.1)
 
+TOLERANCE = 1e-5
+"""relative, of stock torch in fp32"""
 Batch = dict[str, Tensor]
 
 
@@ -69,6 +74,53 @@ class Outcome:
         assert self.masters.keys() == other.masters.keys()
 
 
+def stock(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    limit: float,
+    data: Sequence[Sequence[Mapping[str, Tensor]]],
+    loss_fn: LossFn = lambda model, batch: model(**batch).loss,
+) -> Outcome:
+    """The loop that everybody writes, with the loss divided by the targets (or rows) of the whole step."""
+    losses, norms = [], []
+    for one in data:
+        optimizer.zero_grad()
+        counts = [int((b["labels"][:, 1:] >= 0).sum()) if "labels" in b else len(next(iter(b.values()))) for b in one]
+        parts = [loss_fn(model, batch) * count / sum(counts) for batch, count in zip(one, counts, strict=True)]
+        for part in parts:
+            part.backward()
+        losses.append(float(sum(part.detach() for part in parts)))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        optimizer.step()
+    return Outcome(losses, norms, [norm > limit for norm in norms], masters_of(model))
+
+
+def masters_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Parameters with and without decay, for an optimizer of torch."""
+    decays = {t.name: t.decay for unit in discover(model).units for t in unit.shape.tensors}
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for name, p in named if decays[name]]},
+        {"params": [p for name, p in named if not decays[name]], "weight_decay": 0.0},
+    ]
+
+
+def assert_close(outcome: Outcome, expected: Outcome, began: Mapping[str, Tensor]) -> None:
+    """The weight vector within TOLERANCE of itself, and by far closer than the way that it went."""
+    assert outcome.losses == pytest.approx(expected.losses, rel=TOLERANCE)
+    assert outcome.norms == pytest.approx(expected.norms, rel=TOLERANCE)
+    ends = outcome.masters, expected.masters, began
+    ours, theirs, before = (torch.cat([masters[name].flatten().double() for name in began]) for masters in ends)
+    difference = ours - theirs
+    assert difference.norm() <= TOLERANCE * theirs.norm()
+    assert difference.abs().max() <= TOLERANCE * theirs.abs().max()
+    assert difference.norm() <= 1e-3 * (theirs - before).norm()
+
+
 def memory_store(nbytes: int, name: str, vanishes: bool) -> MemoryStore:
     return MemoryStore(nbytes, threads=1)
 
@@ -93,7 +145,7 @@ def train(engine: Engine, data: Sequence[Sequence[Mapping[str, Any]]], **options
 
 
 def outcome_of(engine: Engine, reports: Sequence[StepReport]) -> Outcome:
-    masters = {name: engine.read_parameter(name) for name in engine.map.pieces()}
+    masters = {name: engine.read_parameter(name).float() for name in engine.map.pieces()}
     return Outcome([r.loss for r in reports], [r.grad_norm for r in reports], [r.clipped for r in reports], masters)
 
 

@@ -46,8 +46,9 @@ class Reference:
         self.max_grad_norm, self.loss_tile, self.slice_rows, self.seed = max_grad_norm, loss_tile, slice_rows, seed
         self.map = discover(model)
         pieces = self.map.pieces()
-        self.masters = {n: p.detach().float().clone() for n, p in model.named_parameters() if n in pieces}
         self.frozen = {name for name, parts in pieces.items() if not parts[0][1].trainable}
+        parameters = {name: p.detach() for name, p in model.named_parameters() if name in pieces}
+        self.masters = {n: (p.to(dtype) if n in self.frozen else p).float().clone() for n, p in parameters.items()}
         self.state = {n: [torch.zeros_like(m).view(-1) for _ in optimizer.planes] for n, m in self.masters.items()}
         self.step_number = self.slice_index = self.place = 0
         self.order: list[int] = []

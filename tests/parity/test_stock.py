@@ -7,65 +7,24 @@ bias of a key projection has none at all in exact arithmetic) into whole steps: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from lohan import SGD, AdamW
-from lohan.model.units import discover
-from tests.parity.harness import ARCHITECTURES, Outcome, limit_of, open_engine, steps, tiny_model, train
+from tests.parity.harness import (
+    ARCHITECTURES,
+    assert_close,
+    groups_of,
+    limit_of,
+    masters_of,
+    open_engine,
+    steps,
+    stock,
+    tiny_model,
+    train,
+)
 
-TOLERANCE = 1e-5
 LR = 2e-5
-
-
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Parameters with and without decay."""
-    decays = {t.name: t.decay for unit in discover(model).units for t in unit.shape.tensors}
-    named = list(model.named_parameters())
-    return [
-        {"params": [p for name, p in named if decays[name]]},
-        {"params": [p for name, p in named if not decays[name]], "weight_decay": 0.0},
-    ]
-
-
-def stock(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, limit: float, data: Sequence[Sequence[Mapping[str, Tensor]]]
-) -> Outcome:
-    """The loop that everybody writes, with the loss divided by the targets of the whole step."""
-    losses, norms = [], []
-    for one in data:
-        optimizer.zero_grad()
-        counts = [int((batch["labels"][:, 1:] >= 0).sum()) for batch in one]
-        parts = [model(**batch).loss * count / sum(counts) for batch, count in zip(one, counts, strict=True)]
-        for part in parts:
-            part.backward()
-        losses.append(float(sum(part.detach() for part in parts)))
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
-        optimizer.step()
-    return Outcome(losses, norms, [norm > limit for norm in norms], {n: p.detach() for n, p in model.named_parameters()})
-
-
-def assert_close(outcome: Outcome, expected: Outcome, began: Mapping[str, Tensor]) -> None:
-    """The weight vector within TOLERANCE of itself, and by far closer than the way that it went."""
-    assert outcome.losses == pytest.approx(expected.losses, rel=TOLERANCE)
-    assert outcome.norms == pytest.approx(expected.norms, rel=TOLERANCE)
-    ours, theirs, before = (
-        torch.cat([masters[name].flatten().double() for name in began])
-        for masters in (outcome.masters, expected.masters, began)
-    )
-    difference = ours - theirs
-    assert difference.norm() <= TOLERANCE * theirs.norm()
-    assert difference.abs().max() <= TOLERANCE * theirs.abs().max()
-    assert difference.norm() <= 1e-3 * (theirs - before).norm()
-
-
-def masters_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
