@@ -80,7 +80,7 @@ FROZEN = {
     "bottom": ["model.embed_tokens", "model.layers.0."],
     "top": ["lm_head", "model.norm", BLOCK],
     "tensors": [BLOCK + "mlp.up_proj", BLOCK + "input_layernorm", "model.layers.0.self_attn.q_proj"],
-    "all but one": ["model.", "lm_head"][:0] + ["model.embed_tokens", "model.layers.0.", "model.norm", "lm_head"],
+    "all but one block": ["model.embed_tokens", "model.layers.0.", "model.norm", "lm_head"],
 }
 
 
@@ -89,12 +89,11 @@ def test_what_is_frozen_stays(names: list[str]) -> None:
     make, data = frozen(*names), steps(4)
     outcome = everywhere(make, data)
     outcome.assert_same(referred(make, data))
-    began = masters_of(make())
-    moved = {name for name, master in outcome.masters.items() if not torch.equal(master, began[name])}
-    kept = {name for name in began if name.startswith(tuple(names))}
-    assert (
-        moved.isdisjoint(n for n in kept if torch.equal(began[n], began[n].bfloat16().float())) and moved >= began.keys() - kept
-    )
+    for name, began in masters_of(make()).items():
+        if name.startswith(tuple(names)):
+            assert torch.equal(outcome.masters[name], began.bfloat16().float())
+        else:
+            assert not torch.equal(outcome.masters[name], began)
 
 
 def test_nothing_to_train_is_refused_and_can_be_evaluated() -> None:
@@ -108,9 +107,9 @@ def test_nothing_to_train_is_refused_and_can_be_evaluated() -> None:
 
 
 def padded(rows: int, length: int, seed: int) -> Batch:
-    """Rows of unequal length."""
+    """Rows of unequal length, padded on the left, where it matters to a causal model."""
     one = batch(rows, length, seed)
-    mask = (torch.arange(length) < torch.arange(length, length - 2 * rows, -2)[:, None]).long()
+    mask = (torch.arange(length) >= torch.arange(0, 2 * rows, 2)[:, None]).long()
     return {**one, "attention_mask": mask, "labels": one["labels"].masked_fill(mask == 0, -100)}
 
 
@@ -247,7 +246,7 @@ def test_the_models_own_loss_on_all_logits() -> None:
 
 
 def test_auxiliary_loss_of_experts() -> None:
-    """Router logits leave their unit with a gradient: the loss is the model's own, and the routers learn from both parts of it."""
+    """Router logits leave their unit with a gradient: the loss is the model's own, and routers learn from both its parts."""
     fields = {"output_router_logits": True, "router_aux_loss_coef": 0.3}
     outcome = everywhere(lambda: tiny_model("mixtral", **fields), steps(4), dtype="fp32", optimizer=AdamW(lr=2e-5))
     model = tiny_model("mixtral", **fields).train()
@@ -278,7 +277,7 @@ def test_experts_without_a_token_are_treated_as_in_torch() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "gemma3", "mixtral"])
 def test_evaluation_is_the_models_own(architecture: str) -> None:
     one = padded(3, 10, 5)
-    expected = float(tiny_model(architecture).eval()(**one).loss)
+    expected = float(tiny_model(architecture).eval()(**one).loss.detach())
     with open_engine(tiny_model(architecture), dtype="fp32") as engine:
         assert engine.evaluate(one) == pytest.approx(expected, rel=1e-6)
 
