@@ -13,9 +13,9 @@ What happens in it, from the top:
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +28,7 @@ from transformers import PreTrainedModel
 from lohan.config import Numerics, parse_bytes, parse_dtype
 from lohan.device import open_device
 from lohan.device.protocol import Device
-from lohan.errors import ClosedError, LohanError, ModelError, OptionError
-from lohan.host.pool import HostPool
+from lohan.errors import ClosedError, ModelError, OptionError
 from lohan.model.load import open_model
 from lohan.model.shape import ModelShape
 from lohan.model.units import discover
@@ -37,21 +36,23 @@ from lohan.model.weights_out import export
 from lohan.optim.adamw import AdamW
 from lohan.optim.base import Optimizer
 from lohan.plan.plan import Plan
-from lohan.plan.policies import Situation, auto_plan, memory_plan
 from lohan.report import StepReport
 from lohan.run.alone import Alone
-from lohan.run.batches import HostSlice, cut, on_device
+from lohan.run.batches import HostSlice, cut
 from lohan.run.boundaries import boundary_bytes
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory
-from lohan.run.passes import LossFn, ModelRunner, Pass
+from lohan.run.passes import LossFn, ModelRunner
+from lohan.run.preparing import Preparer
+from lohan.run.ram import Ram
 from lohan.run.record import Recording, record, record_language_model
+from lohan.run.rehearsal import rehearse
 from lohan.run.storage import Storage
 from lohan.run.training import Prepared, Training
 from lohan.run.transfer import Exporter, Importer, UnitBuffers
-from lohan.schedule.builder import Mode, ScheduleBuilder
-from lohan.schedule.ops import Schedule, Tier
-from lohan.schedule.slots import Role, Sizes
+from lohan.schedule.builder import Mode
+from lohan.schedule.ops import Schedule
+from lohan.schedule.slots import Sizes
 from lohan.simulate.simulator import simulate
 from lohan.simulate.timeline import Timeline, lane_use
 from lohan.simulate.trace import write_trace
@@ -89,8 +90,8 @@ class Engine:
         self._max_grad_norm = _check_max_grad_norm(max_grad_norm)
         self._host_bytes = parse_bytes("host_memory", host_memory)
         budget = None if device_memory is None else parse_bytes("device_memory", device_memory)
-        self.device = open_device(device, budget) if isinstance(device, str) else device
         self._make_store = make_store or partial(_file_store, _check_ssd(ssd, self.uses_ssd))
+        self.device = open_device(device, budget) if isinstance(device, str) else device
         self._dtype = torch.bfloat16 if self.numerics.rest_bytes else torch.float32
         planes = tuple(plane.itemsize for plane in self.optimizer.planes)
         rest = (self.numerics.rest_bytes,) if self.numerics.rest_bytes else ()
@@ -100,18 +101,14 @@ class Engine:
         self.model = self._opened.model
         self.map = discover(self.model)
         self.model.train()
-        self._is_language_model = _is_language_model(self.model)
-        self._runner: ModelRunner | None = None
-        self._training: Training | None = None
-        self._prepared: Prepared | None = None
-        self._storage: Storage | None = None
         self._executor = Executor(self.device)
         self._memory = Memory(self.device, self._host_bytes)
-        self._slice_shapes: list[tuple[int, int]] = []
-        self._closed = False
+        self._storage: Storage | None = None
+        self._started: _Started | None = None
         self._alone: Alone | None = None
         self._last: Run | None = None
-        if self._is_language_model:
+        self._closed = False
+        if _is_language_model(self.model):
             self._start(record_language_model(self.model, self.map))
 
     # ---------------------------------------------------------------- opening
@@ -122,39 +119,23 @@ class Engine:
 
     def _start(self, recording: Recording) -> None:
         """From the recorded order to a model that waits for its first batch."""
-        units = tuple(unit.shape for unit in self.map.units)
-        self.shape = ModelShape(units, recording.sites)
-        self._recording = recording
+        shape = ModelShape(tuple(unit.shape for unit in self.map.units), recording.sites)
+        clips = self._max_grad_norm is not None
         if self.uses_ssd:
-            self._storage = Storage(self._make_store, self.shape, self.sizes, self.numerics)
-        else:
-            self._prepare([], 1)
-        Importer(self.map, self.sizes, self.numerics, self._write_unit).take(self._opened.tensors)
+            self._storage = Storage(self._make_store, shape, self.sizes, self.numerics)
+        preparer = Preparer(
+            shape, self.sizes, self.device, self._memory, self._storage, self.placement, self._host_bytes, clips
+        )
+        units: Storage | Ram | None = self._storage
+        if units is None:
+            plan = preparer.prepare([0] * len(shape.sites), 1, None).plan
+            units = Ram(self._memory, shape, self.sizes, self.numerics, plan.chunk_elements)
+        Importer(self.map, self.sizes, self.numerics, units.write_unit).take(self._opened.tensors)
         self._release_source()
         self._put_buffers()
-        self._training = Training(self.shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor)
-        self._runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
-
-    def _write_unit(self, index: int, buffers: UnitBuffers) -> None:
-        """A unit from the source, to where it starts."""
-        if self._storage is not None:
-            self._storage.write_unit(index, buffers)
-            return
-        weights, state = self._memory.kept(Role.WEIGHTS, index), self._memory.kept(Role.STATE, index)
-        assert weights is not None
-        parts = [part for part in (buffers.trainable, buffers.frozen) if part is not None]
-        torch.cat(parts, out=weights[: sum(p.numel() for p in parts)])
-        if buffers.rest is not None and state is not None:
-            self._spread_rest(index, buffers.rest, state, to_state=True)
-
-    def _spread_rest(self, index: int, rest: Tensor, state: Tensor, *, to_state: bool) -> None:
-        """RAM keeps state chunk by chunk, planes within; the rest of the masters is the first plane."""
-        assert self._prepared is not None
-        total, each = self.shape.units[index].trainable_elements, self._prepared.plan.chunk_elements
-        for first in range(0, total, each):
-            num, base = min(each, total - first), first * self.sizes.state
-            one, other = state[base : base + 2 * num], rest[2 * first : 2 * (first + num)]
-            one.copy_(other) if to_state else other.copy_(one)
+        training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor)
+        runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
+        self._started = _Started(recording, preparer, units, training, runner)
 
     def _release_source(self) -> None:
         """A module that was its own source gives its weights up: the engine has them."""
@@ -173,77 +154,73 @@ class Engine:
                         if buffer is not None:
                             module._buffers[name] = self.device.put(buffer)
 
-    # ---------------------------------------------------------------- preparing for a batch
-
-    def _prepare(self, slices: Sequence[HostSlice], num_slices: int) -> Prepared:
-        """Sizes, plan, slots and memory for a batch; kept while batches are no larger."""
-        needed = self._boundary_bytes(slices)
-        sums = num_slices > 1
-        before = self._prepared
-        if before is not None and all(n <= b for n, b in zip(needed, before.table.boundary_bytes, strict=True)):
-            if before.builder.sums or not sums:
-                return before
-        if before is not None:
-            needed = [max(n, b) for n, b in zip(needed, before.table.boundary_bytes, strict=True)]
-            sums = sums or before.builder.sums
-            if self._training is not None:
-                self._training.drain(before)
-        situation = Situation(self.shape, self.sizes, needed, self.device.is_host, sums, self._max_grad_norm is not None)
-        plan = self._plan(situation)
-        table = situation.slots(plan)
-        builder = ScheduleBuilder(self.shape, plan, self.sizes, table, on_host=self.device.is_host, sums=sums)
-        if self._storage is not None:
-            spilled = [n if plan.boundaries[i] is Tier.SSD else 0 for i, n in enumerate(table.boundary_bytes)]
-            self._storage.spill_boundaries(spilled)
-        self._memory.adopt(table)
-        places = self._storage.places if self._storage is not None else {}
-        self._prepared = Prepared(plan, table, builder, self._memory, places)
-        if self._training is not None:
-            self._training.stale = self._prepared.kept
-        return self._prepared
-
-    def _plan(self, situation: Situation) -> Plan:
-        if isinstance(self.placement, Plan):
-            return self.placement
-        if self.placement == "memory":
-            return memory_plan(self.shape)
-        return auto_plan(situation, self._host_bytes, self.device.memory_bytes)
-
-    def _boundary_bytes(self, slices: Sequence[HostSlice]) -> list[int]:
-        needed = [0] * len(self.shape.sites)
+    def _ready(self, slices: Sequence[HostSlice] = (), loss_fn: LossFn | None = None) -> _Started:
+        """What a step needs; a model that is not a language model is recorded with its first batch."""
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        self._executor.check()
+        if self._started is None:
+            if loss_fn is None:
+                remedy = "Pass loss_fn=, a function of the model and a micro-batch that returns the mean loss"
+                raise OptionError("loss_fn", None, f"{type(self.model).__name__} is not a causal language model", remedy)
+            self._start(self._record(slices[0], loss_fn))
+        assert self._started is not None
         for one in slices:
-            for site, inputs in enumerate(self._recording.inputs_of(one)):
+            if loss_fn is not None and not self._started.recording.covers(one):
+                with self._started.runner.aside():
+                    self._started.recording.add(self._record(one, loss_fn))
+        return self._started
+
+    def _record(self, one: HostSlice, loss_fn: LossFn) -> Recording:
+        """The model on rows like these; its buffers are on the device from the second time on."""
+
+        def fetch(buffer: Tensor) -> Tensor:
+            if self._started is None:
+                return buffer
+            with self.device.computing():
+                return self.device.fetch(buffer)
+
+        return record(self.model, self.map, loss_fn, one.inputs, fetch)
+
+    def _prepare(self, slices: Sequence[HostSlice], loss_fn: LossFn | None = None) -> Prepared:
+        """Memory and schedules for a batch; kept while batches are no larger."""
+        started = self._ready(slices, loss_fn)
+        needed = [0] * len(started.recording.sites)
+        for one in slices:
+            for site, inputs in enumerate(started.recording.inputs_of(one)):
                 needed[site] += boundary_bytes([(shape, self._dtype) for shape in inputs])
-        return needed
+        preparer, num_slices = started.preparer, max(len(slices), 1)
+        if (fitting := preparer.fits(needed, num_slices)) is not None:
+            return fitting
+        if preparer.current is not None:
+            started.training.drain(preparer.current)
+        rehearsing = partial(rehearse, started.runner, slices=slices, loss_fn=loss_fn) if slices else None
+        prepared = preparer.prepare(needed, num_slices, rehearsing)
+        started.training.stale = prepared.kept
+        return prepared
 
     # ---------------------------------------------------------------- training
 
-    def step(
-        self,
-        batches: Sequence[Mapping[str, Any]] | Mapping[str, Any],
-        *,
-        lr: float | None = None,
-        loss_fn: LossFn | None = None,
-    ) -> StepReport:
+    def step(self, batches: Batches, *, lr: float | None = None, loss_fn: LossFn | None = None) -> StepReport:
         """One optimizer step over micro-batches: dicts of tensors that the model takes. `lr` overrides the optimizer's."""
         began_s = time.perf_counter()
         slices = cut(batches, self.numerics.slice_rows)
-        training, _ = self._ready(slices, loss_fn)
-        if not any(site.needs_backward for site in self.shape.sites):
+        started = self._ready(slices, loss_fn)
+        if not any(site.needs_backward for site in started.recording.sites):
             raise ModelError("there is nothing to train: the loss depends on no parameter that has requires_grad")
-        prepared = self._prepare(slices, len(slices))
+        prepared = self._prepare(slices, loss_fn)
+        training = started.training
         read_before, written_before = self._transferred()
         self.device.reset_peak()
         lr = self.optimizer.lr if lr is None else lr
         present: dict[int, set[int]] = {}
         run = training.begin(prepared, Mode.TRAIN, lr, present)
-        this = self._pass(run, slices, training.step, present)
-        loss = self._forward_backward(this, slices, loss_fn)
+        loss = started.runner.forward_backward(run, slices, loss_fn, training.step, present)
         outcome = training.decide(loss)
         read, written = self._transferred()
         self._last = run
-        timeline = self._simulate(run.schedule, slices)
         step_s = time.perf_counter() - began_s
+        timeline = self._simulate(run.schedule, slices)
         return StepReport(
             step=training.step,
             committed_step=training.committed_step,
@@ -257,31 +234,41 @@ class Engine:
             lanes=lane_use(list(run.spans)),
             ssd_read_bytes=read - read_before,
             ssd_write_bytes=written - written_before,
-            peak_host_bytes=self._memory.host_bytes,
+            peak_host_bytes=self._memory.host_bytes + (prepared.workspace.nbytes if self.device.is_host else 0),
             peak_device_bytes=self.device.peak_bytes,
             speed_of_light=None if timeline is None else timeline.work_s[timeline.busiest_lane] / step_s,
             simulated=timeline,
         )
 
-    def _forward_backward(self, this: Pass, slices: Sequence[HostSlice], loss_fn: LossFn | None) -> float:
-        """The compute lane of a training schedule, from its first operation to its last."""
-        assert self._runner is not None
-        random_state = torch.get_rng_state()
+    def evaluate(self, batches: Batches, *, loss_fn: LossFn | None = None) -> float:
+        """The loss of micro-batches, as `step` would report it, without dropout and without training on them."""
+        slices = cut(batches, self.numerics.slice_rows)
+        prepared = self._prepare(slices, loss_fn)
+        started = self._ready()
+        started.training.drain(prepared)
+        self.model.eval()
         try:
-            with self.device.computing():
-                on = on_device(slices, self.device, in_tiles=self._runner.computes_tiles(loss_fn))
-                losses = self._runner.losses(this, on, loss_fn)
-            if wanting := [loss for loss in losses if loss.requires_grad]:
-                self.device.run_backward(partial(torch.autograd.backward, wanting))
-            this.run.end_compute()
-            with self.device.computing():
-                parts = self.device.fetch(torch.stack([loss.detach().float() for loss in losses]))
-        except BaseException as error:
-            self._executor.fail(error)
-            raise
+            run = started.training.begin(prepared, Mode.EVALUATE, 0.0, {})
+            loss = started.runner.forward(run, slices, loss_fn)
+            started.training.settle()
         finally:
-            torch.set_rng_state(random_state)
-        return float(sum(parts.tolist()))
+            self.model.train()
+        return loss
+
+    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+        """Transformers' `generate`; each of its passes streams the weights once."""
+        prepared, started = self._prepare([]), self._ready()
+        started.training.drain(prepared)
+        begin = partial(started.training.begin, prepared, Mode.EVALUATE, 0.0, {})
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.device.computing(), started.runner.passes(begin, started.training.settle):
+                generate: Callable[..., Tensor] = self.model.generate  # type: ignore[assignment]
+                return self.device.fetch(generate(self.device.put(input_ids), **options))
+        finally:
+            self.model.train()
+
+    # ---------------------------------------------------------------- measuring
 
     def measure_lanes(self, batches: Batches, *, loss_fn: LossFn | None = None) -> Alone:
         """Time every lane of a step on these batches alone. It takes about a step, and changes nothing.
@@ -289,86 +276,13 @@ class Engine:
         From then on reports say how close a step came to its busiest lane, and what the simulator makes of it.
         """
         slices = cut(batches, self.numerics.slice_rows)
-        training, _ = self._ready(slices, loss_fn)
-        prepared = self._prepare(slices, len(slices))
+        prepared, started = self._prepare(slices, loss_fn), self._ready()
 
         def compute(run: Run, present: dict[int, set[int]]) -> None:
-            self._forward_backward(self._pass(run, slices, training.step, present), slices, loss_fn)
+            started.runner.forward_backward(run, slices, loss_fn, started.training.step, present)
 
-        self._alone = training.measure(prepared, compute, sum(s.num_tokens for s in slices))
+        self._alone = started.training.measure(prepared, compute, sum(s.num_tokens for s in slices))
         return self._alone
-
-    def evaluate(self, batches: Batches, *, loss_fn: LossFn | None = None) -> float:
-        """The loss of micro-batches, as `step` would report it, without dropout and without training on them."""
-        slices = cut(batches, self.numerics.slice_rows)
-        training, runner = self._ready(slices, loss_fn)
-        prepared = self._prepare(slices, len(slices))
-        training.drain(prepared)
-        self.model.eval()
-        try:
-            run = training.begin(prepared, Mode.EVALUATE, 0.0, {})
-            this = self._pass(run, slices, training.step, {})
-            with torch.no_grad(), self.device.computing():
-                losses = runner.losses(this, on_device(slices, self.device, in_tiles=runner.computes_tiles(loss_fn)), loss_fn)
-                parts = self.device.fetch(torch.stack([loss.float() for loss in losses]))
-            training.settle()
-        except BaseException as error:
-            self._executor.fail(error)
-            raise
-        finally:
-            self.model.train()
-        return float(sum(parts.tolist()))
-
-    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
-        """Transformers' `generate`; each of its passes streams the weights once."""
-        training, runner = self._ready([], None)
-        prepared = self._prepare([], 1)
-        training.drain(prepared)
-
-        def begin() -> Pass:
-            return self._pass(training.begin(prepared, Mode.EVALUATE, 0.0, {}), [], training.step, {})
-
-        self.model.eval()
-        try:
-            with torch.no_grad(), self.device.computing(), runner.passes(begin, training.settle):
-                generate: Callable[..., Tensor] = self.model.generate  # type: ignore[assignment]
-                return self.device.fetch(generate(self.device.put(input_ids), **options))
-        finally:
-            self.model.train()
-
-    def _pass(self, run: Run, slices: Sequence[HostSlice], step: int, present: dict[int, set[int]]) -> Pass:
-        tokens = sum(s.num_targets for s in slices)
-        scale = 1.0 / tokens if tokens else math.nan
-        seed = (self.numerics.seed, step)
-        return Pass(run, max(len(slices), 1), self.map, self._dtype, self.device, seed, scale, present)
-
-    def _ready(self, slices: Sequence[HostSlice], loss_fn: LossFn | None) -> tuple[Training, ModelRunner]:
-        """What a step needs; a model that is not a language model is recorded with its first batch."""
-        if self._closed:
-            raise ClosedError("the engine is closed")
-        self._executor.check()
-        if self._training is None:
-            if loss_fn is None:
-                remedy = "Pass loss_fn=, a function of the model and a micro-batch that returns the mean loss"
-                raise OptionError("loss_fn", None, f"{type(self.model).__name__} is not a causal language model", remedy)
-            self._start(self._record(slices[0], loss_fn))
-        assert self._training is not None and self._runner is not None
-        for one in slices:
-            if loss_fn is not None and not self._recording.covers(one):
-                with self._runner.aside():
-                    self._recording.add(self._record(one, loss_fn))
-        return self._training, self._runner
-
-    def _record(self, one: HostSlice, loss_fn: LossFn) -> Recording:
-        """The model on rows like these; its buffers are on the device from the second time on."""
-
-        def fetch(buffer: Tensor) -> Tensor:
-            if self._runner is None:
-                return buffer
-            with self.device.computing():
-                return self.device.fetch(buffer)
-
-        return record(self.model, self.map, loss_fn, one.inputs, fetch)
 
     def _simulate(self, schedule: Schedule, slices: Sequence[HostSlice]) -> Timeline | None:
         """The schedule in virtual time, once the lanes have been measured."""
@@ -378,9 +292,9 @@ class Engine:
 
     def write_trace(self, path: str | Path) -> None:
         """The last training step as a trace for Perfetto: measured, and simulated if the lanes have been measured."""
-        if self._last is None or self._training is None:
+        if self._last is None:
             raise OptionError("trace", str(path), "no step has run yet", "Call step() first")
-        self._training.settle()
+        self._ready().training.settle()
         processes = {"measured": self._last.spans}
         if self._alone is not None:
             processes["simulated"] = list(simulate(self._last.schedule, self._alone.costs(self._alone.tokens)).spans)
@@ -395,47 +309,34 @@ class Engine:
         self, out_dir: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: int = 5 * 10**9
     ) -> None:
         """Write a model that Transformers loads: the source's dtype (or `dtype`), from the fp32 masters."""
-        self._ready([], None)
         export(self._opened, self._exporter().tensor, out_dir, dtype=dtype, max_shard_bytes=max_shard_bytes)
 
     def read_parameter(self, name: str) -> Tensor:
         """The fp32 master of a trainable parameter, the weight of a frozen one."""
-        self._ready([], None)
         return self._exporter().tensor(name)
 
     def _exporter(self) -> Exporter:
-        assert self._training is not None
-        if self._prepared is not None:
-            self._training.drain(self._prepared)
-        return Exporter(self.map, self.numerics, self._read_unit)
+        started = self._ready()
+        if started.preparer.current is not None:
+            started.training.drain(started.preparer.current)
 
-    def _read_unit(self, index: int) -> UnitBuffers:
-        assert self._training is not None
-        unit = self.shape.units[index]
-        trainable, frozen = self.sizes.trainable_of(unit), self.sizes.frozen_of(unit)
-        rest_bytes = unit.trainable_elements * self.numerics.rest_bytes
-        if self._storage is not None:
-            pool = HostPool(trainable + frozen + rest_bytes)
-            pool.reserve(trainable + frozen + rest_bytes)
-            return self._storage.read_unit(index, self._training.sides[index], pool)
-        weights, state = self._memory.kept(Role.WEIGHTS, index), self._memory.kept(Role.STATE, index)
-        assert weights is not None
-        rest = torch.empty(rest_bytes, dtype=torch.uint8) if rest_bytes and state is not None else None
-        if rest is not None and state is not None:
-            self._spread_rest(index, rest, state, to_state=False)
-        return UnitBuffers(weights[:trainable], weights[trainable : trainable + frozen], rest)
+        def read_unit(index: int) -> UnitBuffers:
+            return started.units.read_unit(index, started.training.sides[index])
+
+        return Exporter(self.map, self.numerics, read_unit)
 
     def close(self) -> None:
         """Finish what runs, give everything back. The store's files stay."""
         if self._closed:
             return
         self._closed = True
+        started = self._started
         try:
-            if self._training is not None and self._prepared is not None and self._executor.error is None:
-                self._training.drain(self._prepared)
+            if started is not None and started.preparer.current is not None and self._executor.error is None:
+                started.training.drain(started.preparer.current)
         finally:
-            if self._runner is not None:
-                self._runner.close()
+            if started is not None:
+                started.runner.close()
             self._executor.close()
             if self._storage is not None:
                 self._storage.close()
@@ -447,6 +348,17 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What exists once the model's order is known."""
+
+    recording: Recording
+    preparer: Preparer
+    units: Storage | Ram
+    training: Training
+    runner: ModelRunner
 
 
 def _is_language_model(model: nn.Module) -> bool:
@@ -480,4 +392,4 @@ def _check_ssd(ssd: Sequence[str | Path] | str | Path | None, needed: bool) -> l
     return [ssd] if isinstance(ssd, str | Path) else list(ssd)
 
 
-__all__ = ["Engine", "LohanError", "LossFn"]
+__all__ = ["Engine", "LossFn"]

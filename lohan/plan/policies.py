@@ -34,13 +34,17 @@ class Situation:
     """several slices: their gradients are summed in fp32"""
     clips: bool
     """the gradient's norm is limited"""
+    workspace_bytes: int = 0
+    """what the model's own operations hold at most, on the tier that computes"""
 
     def slots(self, plan: Plan) -> SlotTable:
         return SlotTable(self.shape, plan, self.sizes, self.boundary_bytes, on_host=self.on_host, sums=self.sums)
 
     def tier_bytes(self, plan: Plan, tier: Tier) -> int:
-        """What the slots of a plan take of a tier."""
-        return sum(slot.nbytes for slot in self.slots(plan).slots if slot.tier is tier)
+        """What the slots of a plan, and the workspace, take of a tier."""
+        computes = tier is (Tier.HOST if self.on_host else Tier.DEVICE)
+        slots = sum(slot.nbytes for slot in self.slots(plan).slots if slot.tier is tier)
+        return slots + (self.workspace_bytes if computes else 0)
 
 
 def memory_plan(shape: ModelShape) -> Plan:
@@ -88,7 +92,8 @@ def _first_that_fits(situation: Situation, tier: Tier, budget: int, option: str,
     for plan, nbytes in zip(choices, needed, strict=True):
         if nbytes <= budget:
             return plan
-    raise BudgetError(option, budget, min(needed), f"the smallest buffers for this model and batch need {min(needed)} bytes")
+    reason = f"the smallest buffers for this model and batch, and its own operations, need {min(needed)} bytes"
+    raise BudgetError(option, budget, min(needed), reason)
 
 
 def _fill_ram(situation: Situation, plan: Plan, host_bytes: int) -> Plan:

@@ -62,9 +62,9 @@ class AloneMeasurement:
         seconds: dict[Key, float] = {}
         gbps: dict[Lane, float] = {}
         io_cpu_s = io_gb = 0.0
-        together = _only(self._schedule, OVERLAPPING_LANES)
+        together = only(self._schedule, OVERLAPPING_LANES)
         for lane in (Lane.COMPUTE, Lane.UPLOAD, Lane.DOWNLOAD, Lane.OPTIMIZER, Lane.SSD_READ, Lane.SSD_WRITE):
-            cut = _only(self._schedule, {lane})
+            cut = only(self._schedule, {lane})
             if not cut.ops:
                 continue
             cpu_s, began_s = time.process_time(), time.perf_counter()
@@ -96,7 +96,7 @@ class AloneMeasurement:
         return Contention(**cores, **drive, served_at_once=1)
 
 
-def _only(schedule: Schedule, lanes: Iterable[Lane]) -> Schedule:
+def only(schedule: Schedule, lanes: Iterable[Lane]) -> Schedule:
     """The operations of some lanes, with nothing to wait for."""
     ops = [op for op in schedule.ops if op.lane in lanes]
     names = ", ".join(sorted(lane.value for lane in lanes))

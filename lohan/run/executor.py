@@ -155,6 +155,15 @@ class Run:
         self._next_compute += 1
         return op
 
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """What goes wrong inside ends the run on all lanes."""
+        try:
+            yield
+        except BaseException as error:
+            self._executor.fail(error)
+            raise
+
     def end_compute(self) -> None:
         """The caller has nothing more to compute: whatever the schedule still expects would be waited for in vain."""
         left = self.lanes[Lane.COMPUTE][self._next_compute :]

@@ -1,12 +1,13 @@
 """The bytes behind a table of slots: host and device slots as tensors, SSD slots as addresses.
 
 What RAM keeps (weights, state, waiting gradients) lies in one pool, what depends on the batch in another, so that a larger
-batch replaces the second only. A unit's two places on the SSD take turns: `sides` says which one holds the version that a schedule
-begins with.
+batch replaces the second only. A unit's two places on the SSD take turns: `sides` says which one holds the version that a
+schedule begins with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,6 +18,15 @@ from lohan.host.pool import HostPool
 from lohan.schedule.ops import Access, Tier
 from lohan.schedule.slots import Role, SlotTable
 from lohan.ssd.base import Request, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What the model's own operations hold at most in a step, beside the slots."""
+
+    nbytes: int
+    note: str
+    """how it is known, or why it is not"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +124,25 @@ def _alone(slot: Tensor) -> Tensor:
 
 
 class SsdMap:
-    """Where the SSD slots of a schedule lie, with the turn that each unit's two places have taken."""
+    """Where the SSD slots of a schedule lie."""
 
-    def __init__(self, table: SlotTable, places: dict[tuple[Role, int], Place], sides: list[int]) -> None:
-        self._table = table
-        self._of_slot: dict[int, Place] = {}
-        for (role, owner), place in places.items():
-            slot = table.permanent(Tier.SSD, self._turned(role, sides[owner] if role is not Role.BOUNDARY else 0), owner)
-            if slot is not None:
-                self._of_slot[slot] = place
+    def __init__(self, places: Mapping[int, Place]) -> None:
+        """`places` by slot."""
+        self._places = places
 
     @staticmethod
-    def _turned(role: Role, side: int) -> Role:
-        """The name by which the schedule knows a place: `SIDE_0` is wherever the version to begin with lies."""
-        if side and role in (Role.SIDE_0, Role.SIDE_1):
-            return Role.SIDE_1 if role is Role.SIDE_0 else Role.SIDE_0
-        return role
+    def of(table: SlotTable, places: Mapping[tuple[Role, int], Place], sides: Sequence[int]) -> SsdMap:
+        """With the turn that each unit's two places have taken: `SIDE_0` is wherever the version to begin with lies."""
+        turned = {Role.SIDE_0: Role.SIDE_1, Role.SIDE_1: Role.SIDE_0}
+        found = {}
+        for (role, owner), place in places.items():
+            turn = role in turned and sides[owner] == 1
+            slot = table.permanent(Tier.SSD, turned[role] if turn else role, owner)
+            if slot is not None:
+                found[slot] = place
+        return SsdMap(found)
 
     def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
         """The store that holds an SSD access, and the request that moves it from or to host memory."""
-        place = self._of_slot[access.slot]
+        place = self._places[access.slot]
         return place.store, (place.address + access.start, memory)

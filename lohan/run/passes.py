@@ -7,6 +7,7 @@ generate   Transformers' own generation; every pass through the model is one eva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from lohan.device.protocol import Device
 from lohan.errors import OptionError, ScheduleError
 from lohan.model.shape import UnitKind
 from lohan.model.units import Binding, ModelMap, Site
-from lohan.run.batches import Slice
+from lohan.run.batches import HostSlice, Slice, on_device
 from lohan.run.caches import without_cache
 from lohan.run.captures import Collected, hand_over, num_collected
 from lohan.run.edges import EmbeddingCall, HeadLogitsCall, HeadLossCall
@@ -63,11 +64,22 @@ class Pass:
         self.device.seed(keyed_seed(*self.seed_base, slice_index, place))
 
 
+@contextmanager
+def _keeping_random_state() -> Iterator[None]:
+    """The caller's random numbers are not ours."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
 class ModelRunner:
     """A model whose sites wait for their weights."""
 
     def __init__(self, model: nn.Module, model_map: ModelMap, recording: Recording, numerics: Numerics, device: Device) -> None:
         self.model, self.map, self.recording, self.numerics, self.device = model, model_map, recording, numerics, device
+        self.dtype = torch.bfloat16 if numerics.rest_bytes else torch.float32
         self.transform: Transform | None = recording.transform if numerics.loss_tile else None
         self.specs = [self._spec(position, model_map.sites[number]) for position, number in enumerate(recording.order)]
         self.head = next((spec.position for spec in self.specs if spec.shape.kind is UnitKind.HEAD), None)
@@ -75,8 +87,8 @@ class ModelRunner:
         self._lockstep: Lockstep | None = None
         self._in_tiles = False
         self._reached = 0
-        self._begin_pass: Callable[[], Pass] | None = None
-        self._end_pass: Callable[[], None] | None = None
+        self._begin_run: Callable[[], Run] | None = None
+        self._end_run: Callable[[], None] | None = None
         with device.computing():
             self._anchor = device.put(torch.zeros(())).requires_grad_()
         self._intercept()
@@ -107,6 +119,38 @@ class ModelRunner:
             yield
         finally:
             self._intercept()
+
+    # ---------------------------------------------------------------- passes
+
+    def forward_backward(
+        self, run: Run, slices: Sequence[HostSlice], loss_fn: LossFn | None, step: int, present: dict[int, set[int]]
+    ) -> float:
+        """The compute lane of a training schedule, from its first operation to its last; the loss."""
+        with _keeping_random_state(), run.failing():
+            losses = self._forward(run, slices, loss_fn, step, present)
+            if wanting := [loss for loss in losses if loss.requires_grad]:
+                self.device.run_backward(partial(torch.autograd.backward, wanting))
+            run.end_compute()
+            return self._fetch(losses)
+
+    def forward(self, run: Run, slices: Sequence[HostSlice], loss_fn: LossFn | None) -> float:
+        """The compute lane of an evaluation; the loss."""
+        with _keeping_random_state(), run.failing(), torch.no_grad():
+            return self._fetch(self._forward(run, slices, loss_fn, 0, {}))
+
+    def _forward(
+        self, run: Run, slices: Sequence[HostSlice], loss_fn: LossFn | None, step: int, present: dict[int, set[int]]
+    ) -> list[Tensor]:
+        num_targets = sum(one.num_targets for one in slices)
+        scale = 1.0 / num_targets if num_targets else math.nan
+        this = Pass(run, len(slices), self.map, self.dtype, self.device, (self.numerics.seed, step), scale, present)
+        with self.device.computing():
+            return self.losses(this, on_device(slices, self.device, in_tiles=self.computes_tiles(loss_fn)), loss_fn)
+
+    def _fetch(self, losses: Sequence[Tensor]) -> float:
+        with self.device.computing():
+            parts = self.device.fetch(torch.stack([loss.detach().float() for loss in losses]))
+        return float(sum(parts.tolist()))
 
     # ---------------------------------------------------------------- programs
 
@@ -150,13 +194,13 @@ class ModelRunner:
         return loss * one.weight if one.weight else torch.zeros_like(loss.detach())
 
     @contextmanager
-    def passes(self, begin: Callable[[], Pass], end: Callable[[], None]) -> Iterator[None]:
+    def passes(self, begin: Callable[[], Run], end: Callable[[], None]) -> Iterator[None]:
         """Whatever runs the model inside (generation), each of its passes begins and ends like this."""
-        self._begin_pass, self._end_pass = begin, end
+        self._begin_run, self._end_run = begin, end
         try:
             yield
         finally:
-            self._begin_pass = self._end_pass = self._pass = None
+            self._begin_run = self._end_run = self._pass = None
 
     # ---------------------------------------------------------------- sites
 
@@ -169,14 +213,15 @@ class ModelRunner:
             result, collected = self._lockstep.arrive(arrival)
             hand_over(collected)
             return result
-        if self._begin_pass is None or self._end_pass is None:
+        if self._begin_run is None or self._end_run is None:
             raise ScheduleError(f"{self.specs[position].shape.name} was called outside of the engine, which holds its weights")
         if position == 0:
-            self._pass, self._reached = self._begin_pass(), 0
+            self._reached = 0
+            self._pass = Pass(self._begin_run(), 1, self.map, self.dtype, self.device, (self.numerics.seed, 0))
         result, collected = self._run_site(position, [arrival])[0]
         hand_over(collected)
         if position == len(self.specs) - 1:
-            self._end_pass()
+            self._end_run()
         return result
 
     def _expect(self, position: int) -> None:

@@ -79,9 +79,13 @@ class Storage:
             requests.append((self._addresses[Role.FROZEN, index], buffers.frozen))
         self.units.submit_write(requests).wait()
 
-    def read_unit(self, index: int, side: int, pool: HostPool) -> UnitBuffers:
+    def read_unit(self, index: int, side: int) -> UnitBuffers:
         """A unit's weights and masters as they stand."""
         unit = self._shape.units[index]
+        start, stop = rest_range(unit, self._sizes, self._numerics)
+        total = self._sizes.weights_of(unit) + stop - start
+        pool = HostPool(total)
+        pool.reserve(total)
         requests: list[Request] = []
 
         def fetch(role: Role, start: int, nbytes: int) -> Tensor | None:
@@ -92,7 +96,6 @@ class Storage:
             return buffer
 
         role = Role.SIDE_1 if side else Role.SIDE_0
-        start, stop = rest_range(unit, self._sizes, self._numerics)
         buffers = UnitBuffers(
             trainable=fetch(role, 0, self._sizes.trainable_of(unit)),
             frozen=fetch(Role.FROZEN, 0, self._sizes.frozen_of(unit)),

@@ -23,7 +23,7 @@ from lohan.optim.worker import Hyper, UpdateWorker
 from lohan.plan.plan import Plan, Update
 from lohan.run.alone import Alone, AloneMeasurement
 from lohan.run.executor import Executor, Run
-from lohan.run.memory import Memory, Place, SsdMap
+from lohan.run.memory import Memory, Place, SsdMap, Workspace
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
 from lohan.schedule.checker import check
 from lohan.schedule.ops import Kind, Lane, Schedule, Tier
@@ -42,6 +42,7 @@ class Prepared:
     builder: ScheduleBuilder
     memory: Memory
     places: dict[tuple[Role, int], Place]
+    workspace: Workspace
     schedules: dict[Call, Schedule] = field(default_factory=dict)
 
     @property
@@ -100,7 +101,7 @@ class Training:
         call = Call(mode, self.pending, self.stale, defer=self._expects_clipping and mode is Mode.TRAIN)
         now = Hyper(self.step + 1, lr, 1.0)
         worker = self._worker(prepared, now, self._pending_hyper, present, self._pending_present)
-        ssd = SsdMap(prepared.table, prepared.places, self.sides)
+        ssd = SsdMap.of(prepared.table, prepared.places, self.sides)
         run = self.executor.start(prepared.schedule(call), prepared.memory, ssd, worker)
         self._running = _Running(run, worker, prepared, call, lr, present)
         return run
@@ -114,7 +115,7 @@ class Training:
         present = {i: {j for j, t in enumerate(u.tensors) if t.trainable} for i, u in enumerate(self.shape.units)}
         plans = prepared.plan.units if prepared.plan.use_ssd else ()
         waiting = frozenset(u for u, plan in enumerate(plans) if plan.update is not Update.IMMEDIATE and present[u])
-        ssd = SsdMap(prepared.table, prepared.places, self.sides)
+        ssd = SsdMap.of(prepared.table, prepared.places, self.sides)
         schedule = prepared.schedule(Call(Mode.TRAIN, waiting, prepared.kept, defer=True))
         measurement = AloneMeasurement(self.executor, schedule, prepared.memory, ssd)
         hyper = Hyper(self.step + 1, 0.0, 1.0)
