@@ -199,12 +199,25 @@ class Engine:
         started.training.stale = prepared.kept
         return prepared
 
+    def _cut(self, batches: Batches) -> list[HostSlice]:
+        return cut(batches, self.numerics.slice_rows, is_causal=_is_language_model(self.model))
+
     # ---------------------------------------------------------------- training
 
-    def step(self, batches: Batches, *, lr: float | None = None, loss_fn: LossFn | None = None) -> StepReport:
-        """One optimizer step over micro-batches: dicts of tensors that the model takes. `lr` overrides the optimizer's."""
+    def step(
+        self,
+        batches: Batches,
+        *,
+        lr: float | None = None,
+        loss_fn: LossFn | None = None,
+        trace: str | Path | None = None,
+    ) -> StepReport:
+        """One optimizer step over micro-batches: dicts of tensors that the model takes.
+
+        `lr` overrides the optimizer's, for a learning-rate schedule. `trace` names a file for the step's timeline.
+        """
         began_s = time.perf_counter()
-        slices = cut(batches, self.numerics.slice_rows)
+        slices = self._cut(batches)
         started = self._ready(slices, loss_fn)
         if not any(site.needs_backward for site in started.recording.sites):
             raise ModelError("there is nothing to train: the loss depends on no parameter that has requires_grad")
@@ -221,6 +234,8 @@ class Engine:
         self._last = run
         step_s = time.perf_counter() - began_s
         timeline = self._simulate(run.schedule, slices)
+        if trace is not None:
+            self.write_trace(trace)
         return StepReport(
             step=training.step,
             committed_step=training.committed_step,
@@ -236,13 +251,13 @@ class Engine:
             ssd_write_bytes=written - written_before,
             peak_host_bytes=self._memory.host_bytes + (prepared.workspace.nbytes if self.device.is_host else 0),
             peak_device_bytes=self.device.peak_bytes,
-            speed_of_light=None if timeline is None else timeline.work_s[timeline.busiest_lane] / step_s,
+            alone_s=None if timeline is None else timeline.work_s,
             simulated=timeline,
         )
 
     def evaluate(self, batches: Batches, *, loss_fn: LossFn | None = None) -> float:
         """The loss of micro-batches, as `step` would report it, without dropout and without training on them."""
-        slices = cut(batches, self.numerics.slice_rows)
+        slices = self._cut(batches)
         prepared = self._prepare(slices, loss_fn)
         started = self._ready()
         started.training.drain(prepared)
@@ -275,7 +290,7 @@ class Engine:
 
         From then on reports say how close a step came to its busiest lane, and what the simulator makes of it.
         """
-        slices = cut(batches, self.numerics.slice_rows)
+        slices = self._cut(batches)
         prepared, started = self._prepare(slices, loss_fn), self._ready()
 
         def compute(run: Run, present: dict[int, set[int]]) -> None:

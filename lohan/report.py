@@ -34,7 +34,35 @@ class StepReport:
     peak_host_bytes: int
     """buffers, and on the cpu device what the model's own operations held at most"""
     peak_device_bytes: int
-    speed_of_light: float | None
-    """the busiest lane's work as measured alone, over the step's time; None until the lanes have been measured"""
+    alone_s: Mapping[Lane, float] | None
+    """the work of each lane as measured alone; None until the lanes have been measured"""
     simulated: Timeline | None
     """the same schedule in virtual time, with the durations of lanes measured alone"""
+
+    @property
+    def speed_of_light(self) -> float | None:
+        """The busiest lane's work as measured alone, over the step's time: no schedule of the same work reaches more than 1."""
+        return None if self.alone_s is None else max(self.alone_s.values()) / self.step_s
+
+    def __str__(self) -> str:
+        """The line that people watch."""
+        clipped = " (skipped)" if self.skipped else " (clipped)" if self.clipped else ""
+        light = "" if self.speed_of_light is None else f", {self.speed_of_light:.0%} of the speed of light"
+        moved = f"{self.ssd_read_bytes / 1e9:.2f} GB read, {self.ssd_write_bytes / 1e9:.2f} GB written"
+        return (
+            f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.grad_norm:.3f}{clipped}, "
+            f"{self.tokens / self.step_s:.0f} tokens/s, {self.step_s:.2f} s{light}, {moved}"
+        )
+
+    def lane_table(self) -> str:
+        """Lane by lane: measured in this step, alone, and simulated."""
+        lines = [f"{'lane':<10} {'busy s':>8} {'waiting s':>10} {'GB':>8} {'alone s':>8} {'simulated busy s':>17}"]
+        simulated = {} if self.simulated is None else self.simulated.lanes
+        for lane, use in self.lanes.items():
+            alone = "" if self.alone_s is None else f"{self.alone_s.get(lane, 0.0):.2f}"
+            busy = f"{simulated[lane].busy_s:.2f}" if lane in simulated else ""
+            gigabytes = f"{use.bytes / 1e9:.2f}"
+            lines.append(f"{lane.value:<10} {use.busy_s:>8.2f} {use.waiting_s:>10.2f} {gigabytes:>8} {alone:>8} {busy:>17}")
+        if self.simulated is not None:
+            lines.append(f"step {self.step_s:.2f} s measured, {self.simulated.step_s:.2f} s simulated")
+        return "\n".join(lines)
