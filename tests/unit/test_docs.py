@@ -107,8 +107,8 @@ def described() -> dict[str, list[tuple[str, str]]]:
 def declared(what: Callable[..., Any]) -> list[tuple[str, str]]:
     """Names and defaults in the code."""
     parameters = [p for p in inspect.signature(what).parameters.values() if p.name != "self"]
-    stars = {inspect.Parameter.VAR_KEYWORD: "**"}
-    return [(stars.get(p.kind, "") + p.name, "required" if p.default is p.empty else _plain(p.default)) for p in parameters]
+    names = [("**" if p.kind is p.VAR_KEYWORD else "") + p.name for p in parameters]
+    return [(n, "required" if p.default is p.empty else _plain(p.default)) for n, p in zip(names, parameters, strict=True)]
 
 
 def _plain(value: object) -> str:
