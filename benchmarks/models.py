@@ -57,7 +57,7 @@ def model_folder(name: str, models: Path) -> Path:
 
 
 def make_model(shape: Shape, folder: Path) -> None:
-    """Random weights from a seed, as a pretrained folder; complete, or not there."""
+    """A pretrained folder, complete or not there; from seed 0 it has the weights that `deepspeed/train.py` builds."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -73,13 +73,9 @@ def make_model(shape: Shape, folder: Path) -> None:
         dtype=torch.bfloat16,
     )
     torch.manual_seed(0)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.bfloat16().to_empty(device="cpu")
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.02) if parameter.ndim > 1 else torch.nn.init.ones_(parameter)
+    torch.set_default_dtype(torch.bfloat16)
     partial = folder.with_name(folder.name + ".partial")
-    model.save_pretrained(partial)
+    LlamaForCausalLM(config).save_pretrained(partial)
     partial.rename(folder)
 
 

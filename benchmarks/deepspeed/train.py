@@ -167,7 +167,8 @@ def train(arguments: argparse.Namespace, nvme: Path) -> dict[str, Any]:
     engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(arguments, nvme))
     initialize_s = time.perf_counter() - began_s
     initialize_peak_bytes = peak_rss_bytes()
-    tokens = torch.randint(arguments.vocab, (arguments.batch, arguments.seq))
+    generator = torch.Generator().manual_seed(arguments.seed)
+    tokens = torch.randint(arguments.vocab, (arguments.batch, arguments.seq), generator=generator)
     steps = [run_step(engine, tokens) for _ in range(arguments.steps)]
     phases = [name for name in steps[0] if name.endswith("_s")]
     median_s = {phase: statistics.median(step[phase] for step in steps[WARMUP_STEPS:]) for phase in phases}
