@@ -14,7 +14,8 @@ What happens in it, from the top:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,10 +98,6 @@ class Engine:
         rest = (self.numerics.rest_bytes,) if self.numerics.rest_bytes else ()
         self.sizes = Sizes(self.numerics.dtype.nbytes, rest + planes)
 
-        self._opened = open_model(model, dtype=self._dtype)
-        self.model = self._opened.model
-        self.map = discover(self.model)
-        self.model.train()
         self._executor = Executor(self.device)
         self._memory = Memory(self.device, self._host_bytes)
         self._storage: Storage | None = None
@@ -108,10 +105,21 @@ class Engine:
         self._alone: Alone | None = None
         self._last: Run | None = None
         self._closed = False
-        if _is_language_model(self.model):
-            self._start(record_language_model(self.model, self.map))
+        try:
+            self._open(model)
+        except BaseException:
+            self.close()
+            raise
 
     # ---------------------------------------------------------------- opening
+
+    def _open(self, model: str | Path | nn.Module) -> None:
+        self._opened = open_model(model, dtype=self._dtype)
+        self.model = self._opened.model
+        self.map = discover(self.model)
+        self.model.train()
+        if _is_language_model(self.model):
+            self._start(record_language_model(self.model, self.map))
 
     @property
     def uses_ssd(self) -> bool:
@@ -158,7 +166,7 @@ class Engine:
         """What a step needs; a model that is not a language model is recorded with its first batch."""
         if self._closed:
             raise ClosedError("the engine is closed")
-        self._executor.check()
+        self._executor.admit()
         if self._started is None:
             if loss_fn is None:
                 remedy = "Pass loss_fn=, a function of the model and a micro-batch that returns the mean loss"
@@ -227,9 +235,10 @@ class Engine:
         self.device.reset_peak()
         lr = self.optimizer.lr if lr is None else lr
         present: dict[int, set[int]] = {}
-        run = training.begin(prepared, Mode.TRAIN, lr, present)
-        loss = started.runner.forward_backward(run, slices, loss_fn, training.step, present)
-        outcome = training.decide(loss)
+        with training.guarded():
+            run = training.begin(prepared, Mode.TRAIN, lr, present)
+            loss = started.runner.forward_backward(run, slices, loss_fn, training.step, present)
+            outcome = training.decide(loss)
         read, written = self._transferred()
         self._last = run
         step_s = time.perf_counter() - began_s
@@ -261,13 +270,10 @@ class Engine:
         prepared = self._prepare(slices, loss_fn)
         started = self._ready()
         started.training.drain(prepared)
-        self.model.eval()
-        try:
+        with started.training.guarded(), _evaluating(self.model):
             run = started.training.begin(prepared, Mode.EVALUATE, 0.0, {})
             loss = started.runner.forward(run, slices, loss_fn)
             started.training.settle()
-        finally:
-            self.model.train()
         return loss
 
     def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
@@ -275,13 +281,10 @@ class Engine:
         prepared, started = self._prepare([]), self._ready()
         started.training.drain(prepared)
         begin = partial(started.training.begin, prepared, Mode.EVALUATE, 0.0, {})
-        self.model.eval()
-        try:
-            with torch.no_grad(), self.device.computing(), started.runner.passes(begin, started.training.settle):
+        with started.training.guarded(), _evaluating(self.model), torch.no_grad(), self.device.computing():
+            with started.runner.passes(begin, started.training.settle):
                 generate: Callable[..., Tensor] = self.model.generate  # type: ignore[assignment]
                 return self.device.fetch(generate(self.device.put(input_ids), **options))
-        finally:
-            self.model.train()
 
     # ---------------------------------------------------------------- measuring
 
@@ -296,7 +299,8 @@ class Engine:
         def compute(run: Run, present: dict[int, set[int]]) -> None:
             started.runner.forward_backward(run, slices, loss_fn, started.training.step, present)
 
-        self._alone = started.training.measure(prepared, compute, sum(s.num_tokens for s in slices))
+        with started.training.guarded():
+            self._alone = started.training.measure(prepared, compute, sum(s.num_tokens for s in slices))
         return self._alone
 
     def _simulate(self, schedule: Schedule, slices: Sequence[HostSlice]) -> Timeline | None:
@@ -309,7 +313,9 @@ class Engine:
         """The last training step as a trace for Perfetto: measured, and simulated if the lanes have been measured."""
         if self._last is None:
             raise OptionError("trace", str(path), "no step has run yet", "Call step() first")
-        self._ready().training.settle()
+        training = self._ready().training
+        with training.guarded():
+            training.settle()
         processes = {"measured": self._last.spans}
         if self._alone is not None:
             processes["simulated"] = list(simulate(self._last.schedule, self._alone.costs(self._alone.tokens)).spans)
@@ -341,28 +347,34 @@ class Engine:
         return Exporter(self.map, self.numerics, read_unit)
 
     def close(self) -> None:
-        """Finish what runs, give everything back. The store's files stay."""
+        """Finish what runs, give everything back. The store's files stay. Raises what went wrong since the last call."""
         if self._closed:
             return
         self._closed = True
         started = self._started
-        try:
-            if started is not None and started.preparer.current is not None and self._executor.error is None:
-                started.training.drain(started.preparer.current)
-        finally:
-            if started is not None:
-                started.runner.close()
-            self._executor.close()
+        with ExitStack() as last_first:
+            last_first.callback(self._memory.close)
+            last_first.callback(self.device.close)
             if self._storage is not None:
-                self._storage.close()
-            self._memory.close()
-            self.device.close()
+                last_first.callback(self._storage.close)
+            last_first.callback(self._executor.close)
+            if started is not None:
+                last_first.callback(started.runner.close)
+            if started is not None and started.preparer.current is not None and not self._executor.is_told:
+                self._executor.admit()
+                started.training.drain(started.preparer.current)
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        """An error of the block counts for more than one of closing after it."""
+        try:
+            self.close()
+        except Exception as another:
+            if error is None:
+                raise
+            error.add_note(f"closing the engine failed as well: {another!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +386,16 @@ class _Started:
     units: Storage | Ram
     training: Training
     runner: ModelRunner
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout and the like are off."""
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
 
 
 def _is_language_model(model: nn.Module) -> bool:

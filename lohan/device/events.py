@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import TracebackType
 
 from lohan.schedule.ops import Lane
 
@@ -21,19 +22,21 @@ class Notice:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        """where it came from; every thread that it is raised on would add its own frames"""
         self._posted = threading.Event()
         self._lock = threading.Lock()
 
     def post(self, error: BaseException) -> None:
         with self._lock:
             if self.error is None:
-                self.error = error
+                self.error, self._traceback = error, error.__traceback__
         self._posted.set()
 
     def check(self) -> None:
         """Raise the error that was posted, if any."""
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(self._traceback)
 
     def sleep(self, seconds: float) -> None:
         """Sleep, or raise the posted error as soon as there is one."""
