@@ -34,16 +34,11 @@ class HostSlice:
     """Rows of one micro-batch, on the host."""
 
     inputs: Mapping[str, Any]
-    rows: Tensor | None
-    targets: Tensor | None
-
-    @property
-    def num_rows(self) -> int:
-        return next(t.shape[0] for t in self.inputs.values() if isinstance(t, Tensor) and t.ndim)
-
-    @property
-    def num_targets(self) -> int:
-        return 0 if self.targets is None else self.targets.numel()
+    num_targets: int
+    """labels that count; rows, where there are no labels"""
+    rows: Tensor | None = None
+    """of a causal language model: positions of the tokens that have a target"""
+    targets: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -60,8 +55,8 @@ class HostSlice:
         return lead.shape[0], lead.shape[1] if lead.ndim > 1 else 1
 
 
-def cut(batches: Sequence[Mapping[str, Any]] | Mapping[str, Any], slice_rows: int) -> list[HostSlice]:
-    """All slices of a step, in order."""
+def cut(batches: Sequence[Mapping[str, Any]] | Mapping[str, Any], slice_rows: int, *, is_causal: bool) -> list[HostSlice]:
+    """All slices of a step, in order. In a causal language model's batch a label is the target of the token before it."""
     if isinstance(batches, Mapping):
         batches = [batches]
     if not batches:
@@ -77,7 +72,7 @@ def cut(batches: Sequence[Mapping[str, Any]] | Mapping[str, Any], slice_rows: in
         num = rows.pop()
         for first in range(0, num, slice_rows or num):
             part = {name: _rows(value, first, first + (slice_rows or num)) for name, value in batch.items()}
-            slices.append(_slice(part))
+            slices.append(_slice(part, is_causal))
     return slices
 
 
@@ -85,23 +80,24 @@ def _rows(value: Any, first: int, stop: int) -> Any:
     return value[first:stop] if isinstance(value, Tensor) and value.ndim else value
 
 
-def _slice(part: Mapping[str, Any]) -> HostSlice:
+def _slice(part: Mapping[str, Any], is_causal: bool) -> HostSlice:
     """Where the targets are, and the batch without what says nothing (a mask that masks nothing)."""
     inputs = {name: value for name, value in part.items() if not (name == "attention_mask" and bool(value.all()))}
     labels = inputs.get("labels")
-    if not isinstance(labels, Tensor):
-        return HostSlice(inputs, None, None)
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return HostSlice(inputs, next(t.shape[0] for t in inputs.values() if isinstance(t, Tensor) and t.ndim))
+    if not is_causal:
+        return HostSlice(inputs, int((labels != IGNORED).sum()))
     shifted = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].flatten()
     rows = torch.nonzero(shifted != IGNORED).flatten()
-    return HostSlice(inputs, rows, shifted[rows])
+    return HostSlice(inputs, rows.numel(), rows, shifted[rows])
 
 
 def on_device(slices: Sequence[HostSlice], device: Device, *, in_tiles: bool) -> list[Slice]:
-    """The slices as the model takes them, each with its share of the loss: by targets where there are any, else by rows."""
-    counts = [s.num_targets for s in slices] if all(s.targets is not None for s in slices) else [s.num_rows for s in slices]
-    total = sum(counts)
+    """The slices as the model takes them, each with its share of the loss."""
+    total = sum(one.num_targets for one in slices)
     result = []
-    for one, count in zip(slices, counts, strict=True):
+    for one in slices:
         tiled = in_tiles and one.rows is not None
         inputs = {
             name: device.put(value) if isinstance(value, Tensor) else value
@@ -110,5 +106,5 @@ def on_device(slices: Sequence[HostSlice], device: Device, *, in_tiles: bool) ->
         }
         rows = device.put(one.rows) if tiled and one.rows is not None else None
         targets = device.put(one.targets) if tiled and one.targets is not None else None
-        result.append(Slice(inputs, count / total if total else math.nan, rows, targets))
+        result.append(Slice(inputs, one.num_targets / total if total else math.nan, rows, targets))
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -78,14 +78,15 @@ def stock(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     limit: float,
-    data: Sequence[Sequence[Mapping[str, Tensor]]],
+    data: Sequence[Sequence[Batch]],
     loss_fn: LossFn = lambda model, batch: model(**batch).loss,
+    count: Callable[[Batch], int] = lambda batch: int((batch["labels"][:, 1:] >= 0).sum()),
 ) -> Outcome:
-    """The loop that everybody writes, with the loss divided by the targets (or rows) of the whole step."""
+    """The loop that everybody writes, with the loss divided by the targets of the whole step."""
     losses, norms = [], []
     for one in data:
         optimizer.zero_grad()
-        counts = [int((b["labels"][:, 1:] >= 0).sum()) if "labels" in b else len(next(iter(b.values()))) for b in one]
+        counts = [count(batch) for batch in one]
         parts = [loss_fn(model, batch) * count / sum(counts) for batch, count in zip(one, counts, strict=True)]
         for part in parts:
             part.backward()
