@@ -12,6 +12,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BENCH_DIR = Path(__file__).resolve().parent.parent / ".bench"
 VOCABULARY = 32000
@@ -59,6 +63,23 @@ def model_folder(name: str, models: Path) -> Path:
 def make_model(shape: Shape, folder: Path) -> None:
     """A pretrained folder, complete or not there; from seed 0 it has the weights that `deepspeed/train.py` builds."""
     import torch
+
+    torch.manual_seed(0)
+    partial = folder.with_name(folder.name + ".partial")
+    _build(shape).save_pretrained(partial)
+    partial.rename(folder)
+
+
+def hollow_model(shape: Shape) -> PreTrainedModel:
+    """A model whose weights nobody has written: it takes no memory."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        return _build(shape)
+
+
+def _build(shape: Shape) -> PreTrainedModel:
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -72,11 +93,10 @@ def make_model(shape: Shape, folder: Path) -> None:
         tie_word_embeddings=False,
         dtype=torch.bfloat16,
     )
-    torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    partial = folder.with_name(folder.name + ".partial")
-    LlamaForCausalLM(config).save_pretrained(partial)
-    partial.rename(folder)
+    model = LlamaForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    return model
 
 
 def make_tokens(batch: int, seq: int) -> list[list[int]]:

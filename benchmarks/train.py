@@ -3,7 +3,7 @@
     python benchmarks/train.py --shape 374m --batch 1 --seq 512 --steps 5 --json OUT
 
 The same model, tokens and optimizer in each step as `deepspeed/train.py`. A process of its own, as its peak memory is
-measured: that is VmHWM at the end, of all its processes, of which lohan has one. Steps follow each other without a pause.
+measured: VmHWM of all its processes, of which lohan has one, and of each phase. Steps follow each other without a pause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models import SHAPES, add_folders, make_tokens, model_folder
 from quiet import quiet
 
 from lohan import AdamW, Engine
-from lohan.host.memory import peak_resident_bytes
+from lohan.host.memory import peak_resident_bytes, reset_peak
 
 NUM_WARM_UP = 2
 """left out of medians: the drive has not written all blocks before"""
@@ -33,7 +33,15 @@ def train(options: argparse.Namespace, ssd: str) -> dict[str, object]:
     optimizer = AdamW(lr=1e-4, weight_decay=0.01)
     with Engine(folder, ssd=ssd, host_memory=options.host_memory, optimizer=optimizer, max_grad_norm=1.0) as engine:
         initialize_s = time.perf_counter() - began_s
+        peaks = {"import": _peak_until_now()}
         steps = [engine.step({"input_ids": tokens, "labels": tokens}) for _ in range(options.steps)]
+        peaks["steps"] = _peak_until_now()
+        export_s = 0.0
+        if options.export:
+            began_s = time.perf_counter()
+            engine.save_pretrained(Path(ssd) / "export")
+            export_s = time.perf_counter() - began_s
+            peaks["export"] = _peak_until_now()
     return {
         "system": "lohan",
         "initialize_s": initialize_s,
@@ -42,8 +50,17 @@ def train(options: argparse.Namespace, ssd: str) -> dict[str, object]:
         "steps_s": [step.step_s for step in steps],
         "step_s": statistics.median(step.step_s for step in steps[NUM_WARM_UP:]),
         "host_buffer_bytes": steps[-1].peak_host_bytes,
-        "peak_bytes": peak_resident_bytes(),
+        "phase_peak_bytes": peaks,
+        "peak_bytes": max(peaks.values()),
+        "export_s": export_s,
     }
+
+
+def _peak_until_now() -> int:
+    """since the last call, where the kernel can tell"""
+    peak_bytes = peak_resident_bytes()
+    reset_peak()
+    return peak_bytes
 
 
 def main() -> None:
@@ -55,6 +72,7 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--host-memory", default="1GiB")
+    parser.add_argument("--export", action="store_true", help="save the model at the end, to a folder that is removed")
     parser.add_argument("--json", type=Path, help="file that gets the report")
     options = parser.parse_args()
     if options.steps <= NUM_WARM_UP:
