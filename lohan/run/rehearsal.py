@@ -53,7 +53,8 @@ class RehearsalDevice:
             backward()
 
     def put(self, host: Tensor) -> Tensor:
-        return self._mode.from_tensor(host)
+        with self.computing():
+            return torch.empty(host.shape, dtype=host.dtype)
 
     def like(self, tensor: Tensor) -> Tensor:
         """Of the same shape: for what may lie on another device."""
