@@ -125,6 +125,11 @@ class Engine:
     def uses_ssd(self) -> bool:
         return self.placement.use_ssd if isinstance(self.placement, Plan) else self.placement != "memory"
 
+    @property
+    def shape(self) -> ModelShape:
+        """Units and sites, as a plan made by hand counts them. Of a model with a `loss_fn`: known after its first batch."""
+        return self._ready().preparer.shape
+
     def _start(self, recording: Recording) -> None:
         """From the recorded order to a model that waits for its first batch."""
         shape = ModelShape(tuple(unit.shape for unit in self.map.units), recording.sites)
