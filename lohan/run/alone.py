@@ -101,4 +101,4 @@ def only(schedule: Schedule, lanes: Iterable[Lane]) -> Schedule:
     ops = [op for op in schedule.ops if op.lane in lanes]
     names = ", ".join(sorted(lane.value for lane in lanes))
     cut = tuple(replace(op, index=index, waits=()) for index, op in enumerate(ops))
-    return replace(schedule, name=f"{names} of {schedule.name}", ops=cut)
+    return replace(schedule, name=f"{names} of {schedule.name}", ops=cut, is_rehearsal=True)

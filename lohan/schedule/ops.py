@@ -163,6 +163,8 @@ class Schedule:
     """what slots hold when it begins; nothing else may be read that it did not write"""
     ends_with: tuple[Access, ...] = ()
     """what slots must hold when it is done, because the next one may begin with it"""
+    is_rehearsal: bool = False
+    """whether it only takes its time: what it reads and writes means nothing, and need not be ordered"""
 
     def lane(self, lane: Lane) -> tuple[Op, ...]:
         """The operations of one lane, in the order in which it starts them."""

@@ -25,6 +25,7 @@ from tests.parity.harness import open_engine, steps, tiny_model
 from tests.parity.mutants import WAYS, Mutant
 from tests.parity.tight import MODEL, PLAN
 
+DEVICE_BYTES = 16 * 2**20
 SCHEDULES = ("first step", "steady step", "drain", "evaluation")
 Change = Callable[[int, Schedule], Schedule]
 """number and schedule as it was built -> what is run"""
@@ -38,7 +39,7 @@ def run(change: Change, **timing: Any) -> None:
     def schedule(self: Prepared, call: Call) -> Schedule:
         return change(next(numbers), built(self, call))
 
-    device = EmulatedDevice(16 * 2**20, **timing)
+    device = EmulatedDevice(DEVICE_BYTES, **timing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Prepared, "schedule", schedule)
         with open_engine(tiny_model(MODEL), device=device, placement=PLAN, max_grad_norm=1e9) as engine:
@@ -88,6 +89,18 @@ def test_the_schedules_have_every_kind_of_operation_and_pass() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_right_schedules_pass_at_any_timing(seed: int) -> None:
     run(lambda _, schedule: schedule, jitter_s=0.002, seed=seed)
+
+
+def test_lanes_are_measured_alone_without_a_race_and_steps_are_watched_again() -> None:
+    losses = []
+    for measures in (False, True):
+        with open_engine(tiny_model(MODEL), device=EmulatedDevice(DEVICE_BYTES), placement=PLAN) as engine:
+            engine.step(steps()[0])
+            if measures:
+                assert engine.measure_lanes(steps()[0]).seconds
+            losses.append(engine.step(steps()[1]).loss)
+            assert engine.device._watch._races is not None  # type: ignore[attr-defined]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,6 +1,6 @@
 """What the race detector gets to know of the emulated device: addresses become slots, events become clocks.
 
-Before the first `bind` there is no schedule, and nothing to watch.
+Before the first `bind` there is no schedule, and nothing to watch; in a rehearsal neither.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Watch:
             raise RaceError(f"{schedule.name} is bound while {', '.join(busy)} still works")
         if self._races is not None:
             self._races.check_end()
-        self._races, self._map = RaceDetector(schedule), MemoryMap(ranges)
+        self._races = None if schedule.is_rehearsal else RaceDetector(schedule)
+        self._map = MemoryMap(ranges)
         self._touched.clear()
 
     def begin(self, lane: Lane, op: Op) -> None:
