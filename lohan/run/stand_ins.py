@@ -1,6 +1,6 @@
 """Weights that take no memory, for a pass through the model before any weight is read: the model's code runs on them as it is.
 
-All are windows of one small random buffer, in fp32 on the CPU, so that a model of any size takes next to none. Buffers are
+All are windows of two small random buffers, in fp32 on the CPU, so that a model of any size takes next to none. Buffers are
 copies, as a module may change its own (running statistics) or have them on a device.
 """
 
@@ -32,15 +32,16 @@ def standing_in(model: nn.Module, model_map: ModelMap, fetch: Callable[[Tensor],
 
 
 def stand_ins(model_map: ModelMap) -> dict[str, Tensor]:
-    """A weight for every parameter of the units: overlapping windows of one buffer, around 1 for vectors."""
+    """A weight for every parameter of the units: overlapping windows of a buffer, of one around 1 for vectors."""
     tensors = {t.name: t for unit in model_map.units for t in unit.shape.tensors}
     whole = {name: tuple(_whole_shape(model_map, name)) for name in tensors}
     strides = {name: _window_strides(shape) for name, shape in whole.items()}
     longest = max(1 + sum((n - 1) * s for n, s in zip(whole[name], strides[name], strict=True)) for name in tensors)
     noise = torch.randn(longest, generator=torch.Generator().manual_seed(0)) * 0.05
+    around_1 = noise + 1.0
     views = {}
     for name, shape in whole.items():
-        buffer = noise if len(shape) > 1 else noise + 1.0
+        buffer = noise if len(shape) > 1 else around_1
         views[name] = buffer.as_strided(shape, strides[name]).requires_grad_(tensors[name].trainable)
     return views
 
