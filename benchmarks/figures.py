@@ -30,7 +30,7 @@ class Figure:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        return f"{self.name:62} {self.value:8.3f}   {sign} {self.bar:6.3f}   {'holds' if self.holds else 'MISSED'}"
+        return f"{self.name:66} {self.value:8.3f}   {sign} {self.bar:6.3f}   {'holds' if self.holds else 'MISSED'}"
 
 
 def publish(benchmark: str, figures: Sequence[Figure], **details: object) -> None:

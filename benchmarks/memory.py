@@ -3,8 +3,8 @@
     python benchmarks/memory.py limited       1.1B, batch 4 x 512: import, 5 steps, export in a memory cgroup of 2.5 GiB (root)
     python benchmarks/memory.py smallest      the smallest host_memory that works for 11, 22 and 44 layers of that shape
 
-*limited* starts `train.py` in a cgroup of its own, which is removed afterwards. Page cache counts in a cgroup, so that its
-usage always meets the limit; what matters is that the kernel killed nothing, and VmHWM of the process.
+*limited* starts `train.py` in a cgroup of its own, which is removed afterwards. The limit may be met, as page cache counts in
+a cgroup and is given back there; what matters is that the kernel killed nothing, and VmHWM of the process.
 
 *smallest* asks the engine: with a host_memory of one byte a step is refused, and the error names the smallest that works, with
 boundaries and waiting gradients on the SSD. Weights that nobody wrote and a store that goes nowhere spare an import. With
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("limited", "smallest"))
     add_folders(parser)
-    parser.add_argument("--shape", choices=SHAPES, default="1.1b", help="of limited")
+    parser.add_argument("--shape", choices=SHAPES, default="1.1b", help="that limited trains")
     parser.add_argument("--limit", default="2.5GiB", help="of the cgroup")
     parser.add_argument("--host-memory", default="1.5GiB", help="lohan's buffers within it")
     options = parser.parse_args()
