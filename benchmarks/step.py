@@ -48,9 +48,12 @@ class Setting:
     seq: int
     clipping: str
     host_memory: str
+    device: str = "cpu"
+    device_memory: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.batch}x{self.seq}, clipping {self.clipping}, {self.host_memory}"
+        device = f", {self.device} with {self.device_memory or 'all it has'}" if self.device != "cpu" else ""
+        return f"{self.shape} {self.batch}x{self.seq}, clipping {self.clipping}, {self.host_memory}{device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ def counted_steps(setting: Setting, options: argparse.Namespace) -> Iterator[Cou
             folder,
             ssd=ssd,
             host_memory=setting.host_memory,
+            device=setting.device,
+            device_memory=setting.device_memory,
             optimizer=AdamW(lr=1e-5),
             max_grad_norm=CLIPPING[setting.clipping],
         ) as engine,
@@ -139,6 +144,8 @@ def show(setting: Setting, steps: list[CountedStep]) -> tuple[list[Figure], dict
         "ratios": [round(step.ratio, 3) for step in steps],
         "clipped_share": statistics.mean(step.report.clipped for step in steps),
         "tokens_per_s": statistics.median(step.report.tokens / step.report.step_s for step in steps),
+        "peak_host_gib": max(step.report.peak_host_bytes for step in steps) / 2**30,
+        "peak_device_gib": max(step.report.peak_device_bytes for step in steps) / 2**30,
     }
     lanes = lane_medians(steps)
     busiest = max(lanes, key=lambda lane: lanes[lane]["alone_s"])
@@ -146,7 +153,9 @@ def show(setting: Setting, steps: list[CountedStep]) -> tuple[list[Figure], dict
     print(f"    {'lane':10} {'alone s':>8} {'simulated busy s':>17} {'busy s':>7} {'GB':>6}")
     for lane, use in lanes.items():
         print(f"    {lane:10} {use['alone_s']:8.2f} {use['simulated_busy_s']:17.2f} {use['busy_s']:7.2f} {use['gb']:6.2f}")
-    bar = BARS.get((setting.shape, setting.batch, setting.seq))
+    peaks = f"host {summary['peak_host_gib']:.2f} GiB, device {summary['peak_device_gib']:.2f} GiB at most"
+    print(f"    {summary['tokens_per_s']:.0f} tokens/s; {peaks}")
+    bar = BARS.get((setting.shape, setting.batch, setting.seq)) if setting.device == "cpu" else None
     figures = [] if bar is None else [Figure(f"step / busiest lane, {setting}", ratio, bar)]
     return figures, {"setting": asdict(setting), **summary, "lanes": lanes}
 
@@ -160,10 +169,20 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--clipping", choices=CLIPPING, default="never")
     parser.add_argument("--host-memory", default="1GiB")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device-memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="counted in each round")
     options = parser.parse_args()
-    setting = Setting(options.shape, options.batch, options.seq, options.clipping, options.host_memory)
+    setting = Setting(
+        options.shape,
+        options.batch,
+        options.seq,
+        options.clipping,
+        options.host_memory,
+        options.device,
+        options.device_memory,
+    )
     figures, details = show(setting, list(counted_steps(setting, options)))
     publish("step", figures, **details)
 

@@ -362,6 +362,8 @@ class Engine:
             last_first.callback(self.device.close)
             if self._storage is not None:
                 last_first.callback(self._storage.close)
+            if started is not None:
+                last_first.callback(started.training.close)
             last_first.callback(self._executor.close)
             if started is not None:
                 last_first.callback(started.runner.close)

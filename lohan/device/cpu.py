@@ -26,6 +26,7 @@ class CpuDevice:
     name = "cpu"
     is_host = True
     memory_bytes: int | None = None
+    optimizer_threads = 1
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -41,6 +42,9 @@ class CpuDevice:
 
     def register(self, host: Tensor) -> None:
         """All host memory is within reach."""
+
+    def unregister(self, host: Tensor) -> None:
+        """It stays within reach."""
 
     def bind(self, schedule: Schedule, memory: Mapping[int, Tensor]) -> None:
         """Nothing watches for races here: the emulated device runs the same schedules."""

@@ -1,4 +1,4 @@
-"""A GPU through torch.cuda, and the only file that says so. Never run so far: it was written without a GPU at hand.
+"""A GPU through torch.cuda, and the only file that says so.
 
 Streams are CUDA streams, one per stream lane. Slabs come from torch's allocator once and stay. Host memory is registered in
 place (`cudaHostRegister`), in pieces, and so has its exact size: the caching pinned allocator would round it up to a power of
@@ -10,6 +10,7 @@ the call that comes next, and so does this file: whatever the runtime raises is 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,13 +21,14 @@ from torch import Tensor
 
 from lohan.device.events import Event, Notice, block
 from lohan.errors import ClosedError, DeviceMemoryError, LohanError, OptionError, StallError
-from lohan.schedule.ops import Lane, Op, Schedule
+from lohan.schedule.ops import STREAM_LANES, Lane, Op, Schedule
 
 REGISTER_BYTES = 2**30
 """the most that is registered at once: larger calls fail on some drivers"""
+MAX_OPTIMIZER_THREADS = 16
+"""more of them wait for memory only"""
 QUERY_S = 50e-6
 """between two questions whether an event is complete"""
-_STREAMS = (Lane.COMPUTE, Lane.UPLOAD, Lane.DOWNLOAD)
 _PORTABLE = 1
 """cudaHostRegisterPortable: for every context of the process"""
 
@@ -39,15 +41,37 @@ def is_available() -> bool:
 class CudaEvent(Event):
     """Recorded on a CUDA stream, or by a thread of the host."""
 
-    __slots__ = ("cuda",)
+    __slots__ = ("cuda", "began", "clock")
 
     def __init__(self, lane: Lane) -> None:
         super().__init__(lane)
-        self.cuda: torch.cuda.Event | None = torch.cuda.Event() if lane in _STREAMS else None  # type: ignore[no-untyped-call]
+        self.cuda: torch.cuda.Event | None = _timing_event() if lane in STREAM_LANES else None
+        self.began: torch.cuda.Event | None = None
+        self.clock: _Clock | None = None
 
     @property
     def is_complete(self) -> bool:
         return self.recorded.is_set() and (self.cuda is None or bool(self.cuda.query()))  # type: ignore[no-untyped-call]
+
+    @property
+    def times_s(self) -> tuple[float, float] | None:
+        """Read off the GPU's own clock."""
+        if self.cuda is None or self.began is None or self.clock is None:
+            return None
+        return self.clock.at(self.began), self.clock.at(self.cuda)
+
+
+class _Clock:
+    """Moments of a GPU on the clock of the host: fp32 milliseconds since an event, so it is set anew for each schedule."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._began = _timing_event()
+        self._began.record(stream)
+        self._began.synchronize()
+        self._began_s = time.perf_counter()
+
+    def at(self, event: torch.cuda.Event) -> float:
+        return self._began_s + float(self._began.elapsed_time(event)) / 1e3
 
 
 class CudaDevice:
@@ -69,17 +93,24 @@ class CudaDevice:
         self.memory_bytes: int | None = memory_bytes if memory_bytes is not None else total_bytes
         if memory_bytes is not None:
             torch.cuda.set_per_process_memory_fraction(memory_bytes / total_bytes, self.torch_device)
+        self.optimizer_threads = max(1, min(MAX_OPTIMIZER_THREADS, len(os.sched_getaffinity(0)) - 2))
         self.num_fetches = 0
-        self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in _STREAMS}  # type: ignore[no-untyped-call]
+        self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in STREAM_LANES}  # type: ignore[no-untyped-call]
+        self._clock = _Clock(self._streams[Lane.COMPUTE])
+        self._began: dict[Lane, torch.cuda.Event] = {}
+        self._slabs: list[Tensor] = []
         self._registered: list[tuple[int, int]] = []
         self._notice, self._stall_s = Notice(), stall_s
+        self._start_autograd()
 
     def allocate(self, nbytes: int, name: str) -> Tensor:
         self._notice.check()
         try:
-            return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+            slab = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceMemoryError(f"slab {name!r} of {nbytes} bytes: {error}") from error
+        self._slabs.append(slab)
+        return slab
 
     def register(self, host: Tensor) -> None:
         address, nbytes = host.data_ptr(), host.numel()
@@ -90,8 +121,15 @@ class CudaDevice:
                 raise LohanError(f"cudaHostRegister of {piece_bytes} bytes at {start:#x} failed with CUDA error {code}")
             self._registered.append((start, start + piece_bytes))
 
+    def unregister(self, host: Tensor) -> None:
+        start, stop = host.data_ptr(), host.data_ptr() + host.numel()
+        for piece in [piece for piece in self._registered if start <= piece[0] < stop]:
+            _runtime().cudaHostUnregister(piece[0])
+            self._registered.remove(piece)
+
     def bind(self, schedule: Schedule, memory: Mapping[int, Tensor]) -> None:
         """Nothing watches for races here: the emulated device runs the same schedules."""
+        self._clock = _Clock(self._streams[Lane.COMPUTE])
 
     def event(self, lane: Lane) -> Event:
         return CudaEvent(lane)
@@ -107,12 +145,16 @@ class CudaDevice:
 
     def begin(self, lane: Lane, op: Op) -> None:
         self._notice.check()
+        if lane in self._streams:
+            self._began[lane] = _timing_event()
+            self._began[lane].record(self._streams[lane])
 
     def record(self, lane: Lane, event: Event) -> None:
         assert isinstance(event, CudaEvent)
         self._notice.check()
         if event.cuda is not None:
             event.cuda.record(self._streams[lane])
+            event.began, event.clock = self._began.get(lane), self._clock
         event.recorded.set()
 
     def synchronize(self, event: Event) -> None:
@@ -172,11 +214,17 @@ class CudaDevice:
         for start, _ in self._registered:
             _runtime().cudaHostUnregister(start)
         self._registered.clear()
+        self._slabs.clear()
         self._notice.post(ClosedError(f"the device {self.name} is closed"))
 
     def describe(self) -> Mapping[str, Any]:
         properties = torch.cuda.get_device_properties(self.torch_device)
         return {"device": self.name, "gpu": properties.name, "memory_bytes": self.memory_bytes, "cuda": torch.version.cuda}
+
+    def _start_autograd(self) -> None:
+        """Its thread for this GPU gets its context with a first kernel, before cuBLAS asks for one."""
+        with self.computing():
+            (torch.zeros((), device=self.torch_device, requires_grad=True) * 2).backward()  # type: ignore[no-untyped-call]
 
     def _block(self, event: CudaEvent) -> None:
         """Wait until the event is complete; unlike cudaEventSynchronize this ends when another thread has failed."""
@@ -198,6 +246,10 @@ def pieces(registered: list[tuple[int, int]], address: int, nbytes: int) -> Iter
             done = stop
     if done < nbytes:
         raise ValueError(f"a copy of {nbytes} bytes touches host memory that was not registered")
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _runtime() -> Any:

@@ -54,7 +54,7 @@ def block(flag: threading.Event, check: Callable[[], None]) -> None:
 class Event:
     """The completion of one operation. Used once: recorded by one thread, waited for by any."""
 
-    __slots__ = ("lane", "recorded", "complete", "stamp")
+    __slots__ = ("lane", "recorded", "complete", "stamp", "noted_s")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -62,7 +62,15 @@ class Event:
         self.complete = threading.Event()
         self.stamp: object = None
         """what the device knows of the moment: a clock, or an event of its runtime"""
+        self.noted_s: tuple[float, float] | None = None
+        """what a stream of the host noted as its beginning and end"""
 
     @property
     def is_complete(self) -> bool:
         return self.complete.is_set()
+
+    @property
+    def times_s(self) -> tuple[float, float] | None:
+        """Of a complete operation of a stream: when it began and ended, as `time.perf_counter` would have said. None on lanes
+        of the host, whose threads look at the clock themselves."""
+        return self.noted_s

@@ -54,6 +54,8 @@ class Device(Protocol):
     torch_device: torch.device
     memory_bytes: int | None
     """the budget; None where the host's budget covers it"""
+    optimizer_threads: int
+    """threads that updates may run on: the cores that computing leaves free"""
 
     def allocate(self, nbytes: int, name: str) -> Tensor:
         """A slab: uint8, one dimension, aligned to 256 bytes, its content undefined. DeviceMemoryError beyond the budget."""
@@ -61,6 +63,10 @@ class Device(Protocol):
 
     def register(self, host: Tensor) -> None:
         """Make host memory (uint8, contiguous) fit for `copy`; before its first copy."""
+        ...
+
+    def unregister(self, host: Tensor) -> None:
+        """The end of what `register` began; before the memory is given back. Nothing copies any more."""
         ...
 
     def bind(self, schedule: Schedule, memory: Mapping[int, Tensor]) -> None:

@@ -17,16 +17,17 @@ from torch import Tensor
 
 from lohan import native
 from lohan.errors import ScheduleError
+from lohan.optim.team import ALONE, Team
 
 NORM_BLOCK = 2**20
 """elements that one kernel call sums; part of the numerics"""
 
 
-def tensor_sum_of_squares(grad: Tensor) -> float:
+def tensor_sum_of_squares(grad: Tensor, team: Team = ALONE) -> float:
     """The sum of squares of one whole parameter's gradient (or of one piece of a split parameter), 1-D and contiguous."""
     total = 0.0
-    for block in torch.split(grad, NORM_BLOCK):
-        total += native.sum_of_squares(block)
+    for block_sum in team.each(native.sum_of_squares, torch.split(grad, NORM_BLOCK)):
+        total += block_sum
     return total
 
 

@@ -12,6 +12,7 @@ from lohan.config import Numerics
 from lohan.model.shape import UnitShape
 from lohan.optim.base import Optimizer
 from lohan.optim.norm import GradientNorm, tensor_sum_of_squares
+from lohan.optim.team import ALONE, Team
 from lohan.schedule.ops import Kind, Op
 
 
@@ -49,13 +50,14 @@ class UpdateWorker:
         pending: Hyper | None,
         present: Mapping[int, set[int]],
         present_pending: Mapping[int, set[int]],
+        team: Team = ALONE,
     ) -> None:
         """`present` says which tensors of a unit have a gradient in this step; it fills as backward goes on."""
         self.norm = GradientNorm()
         self._units, self._optimizer, self._chunk_elements = units, optimizer, chunk_elements
         self._dtype = torch.bfloat16 if numerics.rest_bytes else torch.float32
         self._split = bool(numerics.rest_bytes)
-        self._now, self._pending = now, pending
+        self._now, self._pending, self._team = now, pending, team
         self._present, self._present_pending = present, present_pending
 
     def __call__(self, op: Op, reads: list[Tensor], writes: list[Tensor]) -> None:
@@ -67,7 +69,7 @@ class UpdateWorker:
     def _sum(self, unit: int, gradient: Tensor) -> None:
         for index in sorted(self._present.get(unit, ())):
             tensor = self._units[unit].tensors[index]
-            self.norm.add(unit, index, tensor_sum_of_squares(gradient[tensor.offset : tensor.end]))
+            self.norm.add(unit, index, tensor_sum_of_squares(gradient[tensor.offset : tensor.end], self._team))
 
     def _update(self, op: Op, reads: list[Tensor]) -> None:
         """In place: an update reads and writes the same ranges."""
@@ -80,19 +82,25 @@ class UpdateWorker:
         rest = planes.pop(0).view(torch.int16) if self._split else None
         state = [plane.view(torch.float32) for plane in planes]
         first = op.chunk * self._chunk_elements
+
+        def work(part: tuple[int, int, bool]) -> None:
+            start, stop, decay = part
+            self._optimizer.update(
+                weight[start:stop],
+                None if rest is None else rest[start:stop],
+                gradient[start:stop],
+                [plane[start:stop] for plane in state],
+                step=hyper.step,
+                lr=hyper.lr,
+                weight_decay=self._optimizer.weight_decay if decay else 0.0,
+                clip=hyper.clip,
+            )
+
+        parts = []
         for segment in _segments(self._units[op.unit], present):
             start, stop = max(segment.start - first, 0), min(segment.stop - first, weight.numel())
-            if start < stop:
-                self._optimizer.update(
-                    weight[start:stop],
-                    None if rest is None else rest[start:stop],
-                    gradient[start:stop],
-                    [plane[start:stop] for plane in state],
-                    step=hyper.step,
-                    lr=hyper.lr,
-                    weight_decay=self._optimizer.weight_decay if segment.decay else 0.0,
-                    clip=hyper.clip,
-                )
+            parts += [(*part, segment.decay) for part in self._team.cut(start, stop) if start < stop]
+        self._team.each(work, parts)
 
 
 def _segments(unit: UnitShape, present: set[int]) -> list[_Segment]:

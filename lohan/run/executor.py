@@ -27,7 +27,7 @@ from torch import Tensor
 from lohan.device.protocol import Device, Event
 from lohan.errors import ClosedError, LohanError, ScheduleError, WorkerError
 from lohan.run.memory import Memory, SsdMap
-from lohan.schedule.ops import OVERLAPPING_LANES, Kind, Lane, Op, Schedule
+from lohan.schedule.ops import OVERLAPPING_LANES, STREAM_LANES, Kind, Lane, Op, Schedule
 from lohan.simulate.timeline import Span
 from lohan.ssd.base import Request, Store, Ticket
 
@@ -101,6 +101,16 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Noted:
+    """What the thread that drives a lane saw of an operation."""
+
+    op: Op
+    began_s: float
+    ended_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Submitted:
     """An operation in flight on an overlapping lane."""
 
@@ -117,7 +127,8 @@ class Run:
     def __init__(self, executor: Executor, schedule: Schedule, memory: Memory, ssd: SsdMap, work: Work) -> None:
         self.schedule = schedule
         self.lanes: Mapping[Lane, tuple[Op, ...]] = {lane: schedule.lane(lane) for lane in Lane}
-        self.spans: list[Span] = []
+        self._noted: list[_Noted] = []
+        self._spans: list[Span] | None = None
         self.finished = False
         self.began_s = time.perf_counter()
         self._executor, self._memory, self._ssd, self._work = executor, memory, ssd, work
@@ -136,11 +147,10 @@ class Run:
         try:
             self._device.begin(Lane.COMPUTE, op)
             yield op, *self.tensors(op)
-            self._device.record(Lane.COMPUTE, self._events[op.index])
+            self._done(op, began_s, waited_s)
         except BaseException as error:
             self._executor.fail(error)
             raise
-        self.note(op, began_s, time.perf_counter(), waited_s)
 
     def _expect(self, kind: Kind, site: int, unit: int) -> Op:
         ops = self.lanes[Lane.COMPUTE]
@@ -190,8 +200,27 @@ class Run:
                 if ops:
                     self.wait_for(ops[-1])
             self._executor.check()
+            self._spans = self.spans
             self.finished = True
         return self.spans
+
+    @property
+    def spans(self) -> list[Span]:
+        """What was measured of the operations that are complete."""
+        if self._spans is not None:
+            return self._spans
+        return [span for noted in list(self._noted) if (span := self._span(noted)) is not None]
+
+    def _span(self, noted: _Noted) -> Span | None:
+        """An operation of a stream was only enqueued when it was noted: the device knows when it ran."""
+        began_s, ended_s = noted.began_s, noted.ended_s
+        if noted.op.lane in STREAM_LANES and not self._device.is_host:
+            event = self._events[noted.op.index]
+            if not event.is_complete:
+                return None
+            assert event.times_s is not None, "a device knows when its streams worked"
+            began_s, ended_s = event.times_s
+        return Span.of(noted.op, began_s - self.began_s, ended_s - self.began_s, noted.waited_s)
 
     # ---------------------------------------------------------------- the lanes
 
@@ -213,8 +242,7 @@ class Run:
         else:
             for source, destination in zip(reads, writes, strict=True):
                 self._device.copy(op.lane, destination, source)
-        self._device.record(op.lane, self._events[op.index])
-        self.note(op, began_s, time.perf_counter(), waited_s)
+        self._done(op, began_s, waited_s)
 
     def submit(self, op: Op) -> _Submitted:
         """The first half of an operation of a lane that keeps several in flight."""
@@ -234,18 +262,17 @@ class Run:
         """The second half: in order of submission."""
         for ticket in submitted.tickets:
             ticket.wait()
-        op = submitted.op
-        self._device.record(op.lane, self._events[op.index])
         began_s = min((t.started_s or submitted.began_s for t in submitted.tickets), default=submitted.began_s)
-        self.note(op, began_s, time.perf_counter(), submitted.waited_s)
+        self._done(submitted.op, began_s, submitted.waited_s)
 
     def tensors(self, op: Op) -> tuple[list[Tensor], list[Tensor]]:
         """The memory that an operation reads and writes."""
         return [self._memory.view(a) for a in op.reads], [self._memory.view(a) for a in op.writes]
 
-    def note(self, op: Op, began_s: float, ended_s: float, waited_s: float) -> None:
-        """Keep what was measured of an operation."""
-        self.spans.append(Span.of(op, began_s - self.began_s, ended_s - self.began_s, waited_s))
+    def _done(self, op: Op, began_s: float, waited_s: float) -> None:
+        """Note what was measured of an operation, and tell those that wait for it."""
+        self._noted.append(_Noted(op, began_s, time.perf_counter(), waited_s))
+        self._device.record(op.lane, self._events[op.index])
 
 
 class _Worker:

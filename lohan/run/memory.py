@@ -59,7 +59,7 @@ class Memory:
         self._views.clear()
         self.tensors.clear()
         if self._moving is not None:
-            self._moving.close()
+            self._close_pool(self._moving)
             self._moving = None
         names = {slot.name for slot in host}
         self._kept = {name: tensor for name, tensor in self._kept.items() if name in names}
@@ -85,6 +85,12 @@ class Memory:
             for arena in pool.arenas:
                 self._device.register(arena)
         return pool
+
+    def _close_pool(self, pool: HostPool) -> None:
+        if not self._device.is_host:
+            for arena in pool.arenas:
+                self._device.unregister(arena)
+        pool.close()
 
     def _adopt_device(self, table: SlotTable) -> None:
         for slot in table.slots:
@@ -114,6 +120,7 @@ class Memory:
     def close(self) -> None:
         self._views.clear()
         self.tensors.clear()
+        self._device_slabs.clear()
         for pool in [*self._pools, *([self._moving] if self._moving is not None else [])]:
             pool.close()
 

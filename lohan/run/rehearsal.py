@@ -32,6 +32,7 @@ class RehearsalDevice:
     is_host = True
     memory_bytes: int | None = None
     torch_device = torch.device("cpu")
+    optimizer_threads = 1
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -78,6 +79,8 @@ class RehearsalDevice:
         assert event.is_complete, "what was enqueued is done at once"
 
     def register(self, host: Tensor) -> None: ...
+
+    def unregister(self, host: Tensor) -> None: ...
 
     def bind(self, schedule: Schedule, memory: Mapping[int, Tensor]) -> None: ...
 

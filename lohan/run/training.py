@@ -19,6 +19,7 @@ from lohan.config import Numerics
 from lohan.model.shape import ModelShape
 from lohan.optim.base import Optimizer
 from lohan.optim.norm import clip_coefficient
+from lohan.optim.team import Team
 from lohan.optim.worker import Hyper, UpdateWorker
 from lohan.plan.plan import Plan, Update
 from lohan.run.alone import Alone, AloneMeasurement
@@ -89,6 +90,7 @@ class Training:
         self._pending_hyper: Hyper | None = None
         self._pending_present: dict[int, set[int]] = {}
         self._running: _Running | None = None
+        self._team = Team(executor.device.optimizer_threads)
 
     @property
     def committed_step(self) -> int:
@@ -144,6 +146,7 @@ class Training:
             pending=pending,
             present=present,
             present_pending=present_pending,
+            team=self._team,
         )
 
     def decide(self, loss: float) -> Outcome:
@@ -199,6 +202,10 @@ class Training:
         if running.call.mode is not Mode.TRAIN:
             self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
         self._running = None
+
+    def close(self) -> None:
+        """Nothing runs any more."""
+        self._team.close()
 
     def drain(self, prepared: Prepared) -> None:
         """Apply what is pending."""

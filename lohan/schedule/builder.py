@@ -105,7 +105,7 @@ class _Walk:
             while fetched < len(self.visits) and fetched <= last_ahead and self._may_fetch(fetched, here):
                 self._fetch(self.visits[fetched])
                 fetched += 1
-            while uploaded < fetched and uploaded <= here + self.plan.device_prefetch:
+            while uploaded < fetched and uploaded <= here + self.plan.device_prefetch and self._may_upload(uploaded, here):
                 self._upload(self.visits[uploaded])
                 uploaded += 1
             if visit.backward:
@@ -141,6 +141,12 @@ class _Walk:
             return False
         ring = self.rings.get((Tier.HOST, Role.BOUNDARY))
         return ring is None or ring.has_free or not (visit.backward and visit.opens)
+
+    def _may_upload(self, index: int, here: int) -> bool:
+        """A boundary is uploaded ahead as long as there are slots for it on the device."""
+        visit = self.visits[index]
+        ring = self.rings.get((Tier.DEVICE, Role.BOUNDARY))
+        return index == here or ring is None or ring.has_free or not (visit.backward and visit.opens)
 
     def _name(self) -> str:
         return f"{self.call.mode.value}, {len(self.call.pending)} of {len(self.shape.units)} units pending"

@@ -45,6 +45,9 @@ class Lane(Enum):
 OVERLAPPING_LANES = frozenset({Lane.SSD_READ, Lane.SSD_WRITE})
 """Lanes that keep several operations in flight, because a drive wants a queue. They still complete in order."""
 
+STREAM_LANES = frozenset({Lane.COMPUTE, Lane.UPLOAD, Lane.DOWNLOAD})
+"""Lanes that a device with memory of its own works through, some time after the host has enqueued their operations."""
+
 MOVING_LANES = frozenset({Lane.UPLOAD, Lane.DOWNLOAD, Lane.SSD_READ, Lane.SSD_WRITE})
 """Lanes whose operations copy `reads[i]` to `writes[i]` and change nothing."""
 

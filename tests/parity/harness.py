@@ -151,8 +151,9 @@ def outcome_of(engine: Engine, reports: Sequence[StepReport]) -> Outcome:
 
 
 @cache
-def in_memory(architecture: str, dtype: str, clips: bool) -> Outcome:
-    """What every placement has to reproduce."""
+def in_memory(architecture: str, dtype: str, clips: bool, device: str = "cpu") -> Outcome:
+    """What every placement has to reproduce on a device of the same arithmetic."""
+    settings: dict[str, Any] = {"dtype": dtype, "placement": "memory", "device": device}
     limit = limit_of(architecture) if clips else None
-    with open_engine(tiny_model(architecture), dtype=dtype, placement="memory", max_grad_norm=limit) as engine:
+    with open_engine(tiny_model(architecture), max_grad_norm=limit, **settings) as engine:
         return train(engine, steps())

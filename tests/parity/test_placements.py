@@ -95,8 +95,8 @@ def file_store(folder: Path, nbytes: int, name: str, vanishes: bool) -> Store:
 
 def open_placed(settings: Mapping[str, Any], folder: Path, plan: Plan, **options: Any) -> Engine:
     """An engine as the settings describe it."""
-    device: Any = "cpu"
-    if settings["device"] == "emulated":
+    device: Any = settings["device"]
+    if device == "emulated":
         device = EmulatedDevice(DEVICE_BYTES, jitter_s=0.0005, seed=hash(name_of(settings)) % 1000)
     return open_engine(
         tiny_model(settings["architecture"]),
@@ -110,7 +110,8 @@ def open_placed(settings: Mapping[str, Any], folder: Path, plan: Plan, **options
 
 
 def check_placed(settings: Mapping[str, Any], folder: Path) -> None:
-    expected = in_memory(settings["architecture"], settings["dtype"], clips=settings["update"] != "immediate")
+    clips, arithmetic = settings["update"] != "immediate", "cuda" if settings["device"] == "cuda" else "cpu"
+    expected = in_memory(settings["architecture"], settings["dtype"], clips, arithmetic)
     plan = make_plan(settings)
     with open_placed(settings, folder, plan) as engine:
         assert plan != memory_plan(engine.shape)

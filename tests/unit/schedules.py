@@ -58,7 +58,7 @@ def plan(rng: random.Random, shape: ModelShape, *, updates: tuple[Update, ...]) 
         device_prefetch=device_prefetch,
         device_weight_slots=device_prefetch + 1 + rng.randint(0, 2),
         device_gradient_slots=rng.randint(1, 2),
-        device_boundary_slots=rng.randint(1, 2) + device_prefetch,
+        device_boundary_slots=rng.randint(1, 3),
     )
 
 

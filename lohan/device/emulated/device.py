@@ -41,6 +41,7 @@ class EmulatedDevice:
 
     name = "emulated"
     is_host = False
+    optimizer_threads = 1
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class EmulatedDevice:
         self._streams: dict[Lane, Stream] = {Lane.COMPUTE: self._compute.stream, **self._copies}
         self._autograd = Stream("autograd", self._notice)
         self._registered: list[tuple[int, int]] = []
+        self._clocks = {lane: _Clock() for lane in self._streams}
         self._link_gbps, self._slowdown, self._stall_s, self._stuck_copy = link_gbps, compute_slowdown, stall_s, stuck_copy
         self._jitter_s, self._jitter = jitter_s, {lane: random.Random(f"{seed} {lane.value}") for lane in Lane}
 
@@ -80,7 +82,10 @@ class EmulatedDevice:
         return self._compute.adopt(slab)
 
     def register(self, host: Tensor) -> None:
-        self._registered.append((host.data_ptr(), host.data_ptr() + host.numel() * host.element_size()))
+        self._registered.append(_range_of(host))
+
+    def unregister(self, host: Tensor) -> None:
+        self._registered.remove(_range_of(host))
 
     def bind(self, schedule: Schedule, memory: Mapping[int, Tensor]) -> None:
         self._check()
@@ -105,12 +110,15 @@ class EmulatedDevice:
             delay = partial(self._notice.sleep, self._jitter[lane].uniform(0, self._jitter_s))
             self._streams[lane].put(delay) if lane in self._streams else delay()
         self._watch.begin(lane, op)
+        if lane in self._streams:
+            self._clocks[lane] = clock = _Clock()
+            self._streams[lane].put(clock.begin)
 
     def record(self, lane: Lane, event: Event) -> None:
         self._check()
         self._watch.record(lane, event)
         if lane in self._streams:
-            self._streams[lane].put(event.complete.set)
+            self._streams[lane].put(partial(self._clocks[lane].end, event))
         else:
             event.complete.set()
         event.recorded.set()
@@ -213,6 +221,24 @@ class EmulatedDevice:
                 stall = f"copy {stream.num_copies} on {lane.value} made no progress for {self._stall_s} s"
                 self._notice.post(StallError(stall))
                 self._notice.check()
+
+
+class _Clock:
+    """When a stream came to an operation, and when it had done it."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+
+    def begin(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def end(self, event: Event) -> None:
+        event.noted_s = self._began_s, time.perf_counter()
+        event.complete.set()
+
+
+def _range_of(host: Tensor) -> tuple[int, int]:
+    return host.data_ptr(), host.data_ptr() + host.numel() * host.element_size()
 
 
 def _real(tensor: Tensor) -> Tensor:
