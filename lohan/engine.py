@@ -298,6 +298,9 @@ class Engine:
 
         From then on reports say how close a step came to its busiest lane, and what the simulator makes of it.
         """
+        if not self.uses_ssd:
+            reason = "updates change the only copy of the model, so they cannot be timed on their own"
+            raise OptionError("placement", self.placement, reason, "Measure lanes with placement='auto'")
         slices = self._cut(batches)
         prepared, started = self._prepare(slices, loss_fn), self._ready()
 

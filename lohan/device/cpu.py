@@ -27,6 +27,7 @@ class CpuDevice:
     is_host = True
     memory_bytes: int | None = None
     optimizer_threads = 1
+    overhead_bytes = 0
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,13 +96,13 @@ class CudaDevice:
             torch.cuda.set_per_process_memory_fraction(memory_bytes / total_bytes, self.torch_device)
         self.optimizer_threads = max(1, min(MAX_OPTIMIZER_THREADS, len(os.sched_getaffinity(0)) - 2))
         self.num_fetches = 0
-        self._streams = {lane: torch.cuda.Stream(self.torch_device) for lane in STREAM_LANES}  # type: ignore[no-untyped-call]
+        self._streams = _streams_of(self.torch_device)
         self._clock = _Clock(self._streams[Lane.COMPUTE])
         self._began: dict[Lane, torch.cuda.Event] = {}
         self._slabs: list[Tensor] = []
         self._registered: list[tuple[int, int]] = []
         self._notice, self._stall_s = Notice(), stall_s
-        self._start_autograd()
+        self.overhead_bytes = self._warm_up()
 
     def allocate(self, nbytes: int, name: str) -> Tensor:
         self._notice.check()
@@ -221,10 +222,15 @@ class CudaDevice:
         properties = torch.cuda.get_device_properties(self.torch_device)
         return {"device": self.name, "gpu": properties.name, "memory_bytes": self.memory_bytes, "cuda": torch.version.cuda}
 
-    def _start_autograd(self) -> None:
-        """Its thread for this GPU gets its context with a first kernel, before cuBLAS asks for one."""
+    def _warm_up(self) -> int:
+        """A first matrix product, forward and backward: cuBLAS takes its workspace for both threads; returns what that is."""
         with self.computing():
-            (torch.zeros((), device=self.torch_device, requires_grad=True) * 2).backward()  # type: ignore[no-untyped-call]
+            ones = torch.ones(16, 16, device=self.torch_device, dtype=torch.bfloat16, requires_grad=True)
+            # autograd's thread gets its context before cuBLAS asks for one
+            (ones * 2).backward(ones.detach())  # type: ignore[no-untyped-call]
+            (ones @ ones).backward(ones.detach())  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(self.torch_device)
+        return torch.cuda.memory_allocated(self.torch_device)
 
     def _block(self, event: CudaEvent) -> None:
         """Wait until the event is complete; unlike cudaEventSynchronize this ends when another thread has failed."""
@@ -246,6 +252,12 @@ def pieces(registered: list[tuple[int, int]], address: int, nbytes: int) -> Iter
             done = stop
     if done < nbytes:
         raise ValueError(f"a copy of {nbytes} bytes touches host memory that was not registered")
+
+
+@cache
+def _streams_of(device: torch.device) -> dict[Lane, torch.cuda.Stream]:
+    """The streams of a GPU, the same for every engine of the process: cuBLAS keeps a workspace for each that it ever saw."""
+    return {lane: torch.cuda.Stream(device) for lane in Lane if lane in STREAM_LANES}  # type: ignore[no-untyped-call]
 
 
 def _timing_event() -> torch.cuda.Event:

@@ -54,6 +54,8 @@ class Device(Protocol):
     torch_device: torch.device
     memory_bytes: int | None
     """the budget; None where the host's budget covers it"""
+    overhead_bytes: int
+    """of the budget, what the runtime keeps for itself: known once the device is open"""
     optimizer_threads: int
     """threads that updates may run on: the cores that computing leaves free"""
 

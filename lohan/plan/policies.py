@@ -36,6 +36,8 @@ class Situation:
     """the gradient's norm is limited"""
     workspace_bytes: int = 0
     """what the model's own operations hold at most, on the tier that computes"""
+    overhead_bytes: int = 0
+    """what the device's runtime takes of its memory"""
 
     def slots(self, plan: Plan) -> SlotTable:
         return SlotTable(self.shape, plan, self.sizes, self.boundary_bytes, on_host=self.on_host, sums=self.sums)
@@ -44,7 +46,8 @@ class Situation:
         """What the slots of a plan, and the workspace, take of a tier."""
         computes = tier is (Tier.HOST if self.on_host else Tier.DEVICE)
         slots = sum(slot.nbytes for slot in self.slots(plan).slots if slot.tier is tier)
-        return slots + (self.workspace_bytes if computes else 0)
+        overhead_bytes = self.overhead_bytes if tier is Tier.DEVICE else 0
+        return slots + overhead_bytes + (self.workspace_bytes if computes else 0)
 
 
 def memory_plan(shape: ModelShape) -> Plan:

@@ -57,7 +57,7 @@ class Preparer:
         workspace = Workspace(0, "nothing was computed yet")
         if rehearse is not None:
             workspace = rehearse(_as_on_host(situation))
-        situation = replace(situation, workspace_bytes=workspace.nbytes)
+        situation = replace(situation, workspace_bytes=workspace.nbytes, overhead_bytes=self.device.overhead_bytes)
         plan = self._plan(situation)
         self._check(situation, plan)
         table = situation.slots(plan)

@@ -33,6 +33,7 @@ class RehearsalDevice:
     memory_bytes: int | None = None
     torch_device = torch.device("cpu")
     optimizer_threads = 1
+    overhead_bytes = 0
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)

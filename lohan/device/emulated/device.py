@@ -42,6 +42,7 @@ class EmulatedDevice:
     name = "emulated"
     is_host = False
     optimizer_threads = 1
+    overhead_bytes = 0
 
     def __init__(
         self,
