@@ -1,0 +1,7 @@
+"""`python -m lohan` is `lohan`."""
+
+import sys
+
+from lohan.cli import main
+
+sys.exit(main())
