@@ -6,8 +6,8 @@ recorded and complete at once. The memory budget is the host's (`host_memory`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lohan.device.events import Event, Notice, block
 from lohan.device.memory import aligned_bytes
+from lohan.device.products import products
 from lohan.errors import ClosedError
 from lohan.host.heap import Heap
 from lohan.schedule.ops import Lane, Op, Schedule
@@ -72,13 +73,16 @@ class CpuDevice:
     def copy(self, lane: Lane, destination: Tensor, source: Tensor) -> None:
         raise NotImplementedError(f"the cpu device has no {lane.value} lane: it computes from host memory")
 
-    def computing(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with products():
+            yield
 
     def run_backward(self, backward: Callable[[], None]) -> None:
         """Autograd runs nodes of the CPU on the thread that asks for them: this one."""
         self._notice.check()
-        backward()
+        with self.computing():
+            backward()
 
     def put(self, host: Tensor) -> Tensor:
         self._notice.check()

@@ -8,7 +8,7 @@ whose shapes depend on values (experts that are picked, masks that are looked at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from lohan.device.events import Event
 from lohan.device.live import LiveBytes
+from lohan.device.products import products
 from lohan.run.alone import only
 from lohan.run.batches import HostSlice
 from lohan.run.executor import Executor
@@ -35,9 +36,10 @@ class RehearsalDevice:
     optimizer_threads = 1
     overhead_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, computes_on_host: bool) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.live = LiveBytes()
+        self._products = products if computes_on_host else nullcontext
 
     def allocate(self, nbytes: int, name: str) -> Tensor:
         with self._mode:
@@ -48,6 +50,7 @@ class RehearsalDevice:
         with ExitStack() as stack:
             stack.enter_context(self._mode)
             stack.enter_context(self.live)
+            stack.enter_context(self._products())
             yield
 
     def run_backward(self, backward: Callable[[], None]) -> None:
@@ -118,7 +121,7 @@ class _NoMemory(Memory):
 
 def rehearse(runner: ModelRunner, training: Schedule, *, slices: Sequence[HostSlice], loss_fn: LossFn | None) -> Workspace:
     """Run the compute lane of a training schedule without data. `runner` is the real one; it steps aside meanwhile."""
-    device = RehearsalDevice()
+    device = RehearsalDevice(runner.device.torch_device.type == "cpu")
     executor = Executor(device)
     schedule = only(training, {Lane.COMPUTE})
     buffers = [(module, dict(module._buffers)) for module in runner.model.modules() if module._buffers]

@@ -1,7 +1,7 @@
 """Training as lohan's documentation fixes it, written down plainly: the whole model in memory, one slice after the other.
 
-It shares with the engine how a model is cut into units (the order of the norm's sums), the seeds' formula and the readable
-optimizer, and nothing else: no schedule, no slot, no recomputation, no thread.
+It shares with the engine how a model is cut into units (the order of the norm's sums), the seeds' formula, the readable
+optimizer and the processor's way of bf16 products, and nothing else: no schedule, no slot, no recomputation, no thread.
 
     slices     rows of each micro-batch, in order; the loss is summed over tokens and divided by the targets of the whole step
     seeds      keyed by (seed, step, slice, place); a place is a module in the order of the forward, or the gap behind it
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lohan.config import keyed_seed
+from lohan.device.products import products
 from lohan.model.units import discover
 from lohan.optim.base import Optimizer
 from lohan.optim.norm import clip_coefficient
@@ -81,6 +82,10 @@ class Reference:
 
     def step(self, batches: Sequence[Mapping[str, Any]], lr: float | None = None) -> tuple[float, float]:
         """Loss and norm; weights change unless one of them is not finite."""
+        with products():
+            return self._step(batches, lr)
+
+    def _step(self, batches: Sequence[Mapping[str, Any]], lr: float | None) -> tuple[float, float]:
         slices = list(self._slices(batches))
         num_targets = sum(int((_targets(one) >= 0).sum()) for one in slices)
         parts: dict[tuple[int, str], list[Tensor]] = {key: [] for key in self.leaves}

@@ -25,6 +25,7 @@ from lohan.device.emulated.operations import Call, Operation, Outcome
 from lohan.device.emulated.stream import Stream, Task, poison
 from lohan.device.emulated.tensor import Arena, Cell, EmulatedTensor, Layout, Owner
 from lohan.device.events import Notice, block
+from lohan.device.products import products
 from lohan.errors import LohanError, RaceError, WorkerError
 
 Touch = Callable[[int, int, bool, str], None]
@@ -50,6 +51,7 @@ class Compute:
         self._random_state = torch.default_generator.get_state()
         self._num_threads = 0
         self.stream.put(partial(torch.set_grad_enabled, False))
+        self.stream.put(products().__enter__)  # for as long as the stream lives
 
     def mode(self) -> TorchDispatchMode:
         """The dispatch mode that `computing()` enters."""
