@@ -39,6 +39,19 @@ def is_available() -> bool:
     return torch.cuda.is_available()
 
 
+def num_gpus() -> int:
+    """GPUs that torch can use."""
+    return torch.cuda.device_count() if is_available() else 0
+
+
+def pci_address(index: int) -> str | None:
+    """Where a GPU sits on the bus, as /sys names it; None where torch is too old to tell."""
+    properties: Any = torch.cuda.get_device_properties(index)
+    if not hasattr(properties, "pci_bus_id"):
+        return None
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+
+
 class CudaEvent(Event):
     """Recorded on a CUDA stream, or by a thread of the host."""
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lohan.host import cgroups
+
 _ROOT = Path("/")
 
 
@@ -71,35 +73,17 @@ class _Names:
     inactive_file: str
 
 
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Names("memory.max", "memory.current", "inactive_file")
+_NAMES = {
+    1: _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Names("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def _cgroups(root: Path) -> Iterator[_Cgroup]:
     """Every memory cgroup with a limit that this process is in, from its own up to the root."""
-    for names, mount, path in _memory_hierarchies(root):
-        # In a container the path may be the host's and not exist below the mount, which then is our own group.
-        for folder in (mount / path, *(mount / path).parents):
-            if (group := _read_cgroup(folder, names)) is not None:
-                yield group
-            if folder == mount:
-                break
-
-
-def _memory_hierarchies(root: Path) -> Iterator[tuple[_Names, Path, str]]:
-    """Where memory cgroups of each version are mounted, and this process's path in them."""
-    mounts: dict[_Names, Path] = {}
-    for line in (root / "proc/self/mounts").read_text().splitlines():
-        _, folder, kind, options, *_ = line.split()
-        if kind == "cgroup" and "memory" in options.split(","):
-            mounts.setdefault(_V1, root / folder.lstrip("/"))
-        elif kind == "cgroup2":
-            mounts.setdefault(_V2, root / folder.lstrip("/"))
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        names = _V1 if "memory" in controllers.split(",") else _V2 if controllers == "" else None
-        if names is not None and names in mounts:
-            yield names, mounts[names], path.lstrip("/")
+    for version, folder in cgroups.folders(root, "memory"):
+        if (group := _read_cgroup(folder, _NAMES[version])) is not None:
+            yield group
 
 
 def _read_cgroup(folder: Path, names: _Names) -> _Cgroup | None:
