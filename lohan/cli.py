@@ -1,7 +1,7 @@
 """`lohan COMMAND ...`: finds the command's module and runs it. Imports nothing heavy, so that help is there at once.
 
-A command is a module with `main(arguments) -> int`. What lohan raises on purpose is told in one line and ends with 2, as a wrong
-argument does; Ctrl-C ends with 130.
+A command is a module with `main(arguments) -> int`. What lohan raises on purpose is told in one line and ends with 2, as a
+wrong argument does; Ctrl-C ends with 130.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import version
 
+from lohan import __version__
 from lohan.errors import LohanError
 
 COMMANDS = {
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     if name == "--version":
-        print(f"lohan {version('lohan')}")
+        print(f"lohan {__version__}")
         return 0
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, 1)

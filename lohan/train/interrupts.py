@@ -1,0 +1,79 @@
+"""Ctrl-C and TERM. The first lets the step finish, the second leaves at once.
+
+Python runs its signal handlers between two instructions of the main thread, which a long operation of torch or a read of a slow
+drive keeps waiting. So the kernel's own notice, a byte in a socket, goes to a thread that is always free to leave.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+EXIT_INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """While it is open. In a thread other than the main one it does nothing: there Python cannot take signals."""
+
+    def __init__(self, message: str) -> None:
+        """`message` is what the first one says while a step is being finished."""
+        self.requested = False
+        """whether to stop after this step"""
+        self._message = message
+        self._patient = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """In it the first signal sets `requested`; outside it raises KeyboardInterrupt."""
+        self._patient = True
+        try:
+            yield
+        finally:
+            self._patient = False
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._ours, self._kernels = socket.socketpair()
+            self._kernels.setblocking(False)
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._wakeup_before = signal.set_wakeup_fd(self._kernels.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, name="lohan-interrupts", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup_before)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._kernels.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._patient:
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        """Until the socket is closed."""
+        with self._ours:
+            num_seen = 0
+            while data := self._ours.recv(1):
+                num_seen += data[0] in SIGNALS
+                if num_seen > 1:
+                    _say("left at once; what the last commit holds is on disk")
+                    os._exit(EXIT_INTERRUPTED)
+                if num_seen and self._patient and not self.requested:
+                    self.requested = True
+                    _say(self._message)
+
+
+def _say(text: str) -> None:
+    """Past Python's streams, whose locks may be held."""
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\nlohan: {text}\n".encode())

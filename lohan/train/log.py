@@ -1,0 +1,73 @@
+"""output_dir/log.jsonl: one JSON object a line for each step, evaluation and sample, in order.
+
+A run that continues at step N keeps the lines up to N and drops what a crash left beyond it, or half written, so that no
+step is there twice. A run that begins puts the log of an earlier one aside, as log.before.jsonl. Numbers that are not finite
+become null, which every reader of JSON knows.
+
+A step whose loss or gradient was not finite has a line with `skipped: true` and the number of the step before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+LOG_NAME = "log.jsonl"
+Record = dict[str, Any]
+
+
+class RunLog:
+    """Open from step `num_steps` on; `records` is what the run had written up to it."""
+
+    def __init__(self, folder: Path, num_steps: int) -> None:
+        self.path = folder / LOG_NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        if num_steps == 0 and self.path.exists():
+            self.path.replace(folder / "log.before.jsonl")
+        self.records = [record for record in read_log(self.path) if record.get("step", 0) <= num_steps]
+        partial = self.path.with_name(f"{LOG_NAME}.partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(record)}\n" for record in self.records)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
+        self._file: TextIO = self.path.open("a", encoding="utf-8")
+
+    @property
+    def num_skipped(self) -> int:
+        """Batches that these steps passed over."""
+        return sum(bool(record.get("skipped")) for record in self.records)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+def read_log(path: Path) -> list[Record]:
+    """All whole lines of a log; none if there is no log."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
