@@ -25,6 +25,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
+import torch
 from torch import Tensor
 
 from lohan.host.pool import HostPool
@@ -126,7 +127,7 @@ def try_folder(folder: Path) -> None:
         FileStore.create([folder], MIB, unlinked=True).close()
 
 
-def measure(folder: Path, nbytes: int, sizes: Sizes, tell: Callable[[str], None], seconds: float = SECONDS) -> Rates:
+def measure(folder: Path, nbytes: int, sizes: Sizes, tell: Callable[[str], None], seconds: float) -> Rates:
     """All three rates, on a file of `nbytes` in `folder`."""
     half = nbytes // 2
     with _open(folder, nbytes, sizes) as (store, reads, writes):
@@ -142,9 +143,10 @@ def measure(folder: Path, nbytes: int, sizes: Sizes, tell: Callable[[str], None]
 
 
 def fill_cache(
-    folder: Path, nbytes: int, sizes: Sizes, tell: Callable[[str], None], seconds: float = FILL_S, window_s: float = WINDOW_S
+    folder: Path, nbytes: int, sizes: Sizes, tell: Callable[[str], None], seconds: float, window_s: float = WINDOW_S
 ) -> Sustained:
     """Write up to `nbytes`, each address once, for up to `seconds`."""
+    tell("filling the write cache")
     plateau, written = Plateau(), 0
     with _open(folder, nbytes, sizes) as (store, _, writes):
         last_bytes = nbytes - sizes.num_in_flight * sizes.tensor_bytes  # the rest is on its way then
@@ -209,7 +211,7 @@ def _open(folder: Path, nbytes: int, sizes: Sizes) -> Iterator[tuple[Store, list
         pool.reserve(num * sizes.tensor_bytes)
         buffers = [pool.allocate(sizes.tensor_bytes, f"buffer {index}") for index in range(num)]
         for buffer in buffers[sizes.num_in_flight :]:
-            buffer.random_(0, 256)
+            buffer.view(torch.int64).random_()
         with closing(FileStore.create([folder], nbytes, unlinked=True)) as store:
             yield store, buffers[: sizes.num_in_flight], buffers[sizes.num_in_flight :]
 

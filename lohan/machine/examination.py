@@ -28,6 +28,7 @@ from lohan.machine.rate_findings import (
     drive_rate_findings,
     gpu_rate_findings,
     host_findings,
+    is_busy,
     kernel_finding,
     load_findings,
     sustained_findings,
@@ -102,14 +103,15 @@ class Examination:
                 from lohan import native
                 from lohan.machine.rates import host_rates, num_threads
 
-                load = self._system.text("proc/loadavg")
+                text = self._system.text("proc/loadavg")
+                load = float(text.split()[0]) if text else None
                 rates = host_rates(processor.cores)
             except (LohanError, RuntimeError) as error:
                 self._fail(RATES, "kernels", error, "Install lohan anew where there is a C++ compiler: pip install -e .")
                 return HostRates()
-        self._show(load_findings(float(load.split()[0]) if load else None, processor.cores, num_threads()))
+        self._show(load_findings(load, processor.cores, num_threads()))
         self._show([kernel_finding(native.INSTRUCTION_SETS)])
-        self._show(host_findings(rates, processor.cores))
+        self._show(host_findings(rates, processor.cores, busy=is_busy(load, processor.cores)))
         return rates
 
     def _measure_gpus(self, cards: Sequence[gpu.Gpu]) -> list[GpuRates]:
@@ -164,7 +166,8 @@ class Examination:
         try:
             return self._write_and_read(drive, rates)
         except OptionError as error:
-            self._show([Finding(drive.area, "O_DIRECT", "refused", Level.PROBLEM, f"The folder {error.reason}.", error.remedy)])
+            wrong = f"As ssd={shown(drive.folder)} it is refused: {error.reason}."
+            self._show([Finding(drive.area, "folder", "refused", Level.PROBLEM, wrong, error.remedy)])
         except (LohanError, OSError) as error:
             self._fail(
                 drive.area,
@@ -192,7 +195,7 @@ class Examination:
                 wrong = "There is no room for even a small test file."
                 self._show([Finding(area, "bandwidth", "not measured", Level.WARNING, wrong, "Free space there")])
                 return rates
-            now = drives.measure(folder, nbytes, sizes, tell)
+            now = drives.measure(folder, nbytes, sizes, tell, drives.SECONDS)
             self._show(drive_rate_findings(area, now))
             rates = replace(rates, read_gbps=now.read_gbps, write_gbps=now.write_gbps, mixed_gbps=now.mixed_gbps)
             if not self._request.folders:
@@ -203,7 +206,7 @@ class Examination:
                 console.announce(
                     f"{area}: filling its write cache, with up to {part}, for up to {drives.FILL_S:.0f} s; --quick skips"
                 )
-                sustained = drives.fill_cache(folder, nbytes, sizes, tell)
+                sustained = drives.fill_cache(folder, nbytes, sizes, tell, drives.FILL_S)
                 self._show(sustained_findings(area, sustained))
                 rates = replace(rates, sustained_write_gbps=sustained.gbps)
         return rates

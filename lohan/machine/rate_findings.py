@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 AREA = "rates"
 BUSY = 0.5
-"""programs that want to run, for each core: above it, what is measured is what they leave"""
+"""programs that want to run, for each core"""
 SLOW_MEMORY_GBPS = 8.0
 """moved bytes: one channel of DDR4 has more"""
 SLOW_DRIVE_GBPS = 1.0
@@ -24,9 +24,14 @@ SLOW_COPY_GBPS = 3.0
 """four lanes of generation 3"""
 
 
+def is_busy(load: float | None, cores: int) -> bool:
+    """Whether other programs take a part of what is measured; `load`: those that want to run."""
+    return load is not None and load > BUSY * cores
+
+
 def load_findings(load: float | None, cores: int, threads: int) -> Iterator[Finding]:
     """What stands in the way of measuring: other programs, and cores that torch was told not to use."""
-    if load is not None and load > BUSY * cores:
+    if is_busy(load, cores):
         wrong = "Other programs are at work: rates below are what they leave."
         yield Finding(AREA, "load", f"{load:.1f} on {cores} cores", Level.NOTE, wrong)
     if threads < cores:
@@ -42,13 +47,13 @@ def kernel_finding(sets: Sequence[str]) -> Finding:
     return Finding(AREA, "kernels", sets[0], Level.NOTE, wrong)
 
 
-def host_findings(rates: HostRates, cores: int) -> Iterator[Finding]:
-    """Memory, updates and matrix products of the host."""
+def host_findings(rates: HostRates, cores: int, *, busy: bool) -> Iterator[Finding]:
+    """Memory, updates and matrix products of the host. A busy machine is not called slow."""
     if rates.memory_gbps is not None:
         value = f"{rates.memory_gbps:.1f} GB/s moved by a copy"
-        if rates.memory_gbps < SLOW_MEMORY_GBPS:
+        if rates.memory_gbps < SLOW_MEMORY_GBPS and not busy:
             wrong = "That is less than one memory channel: updates, and all that passes through RAM, wait for it."
-            remedy = "Look for other programs at work now; see that the modules fill more than one channel"
+            remedy = "See that the modules fill more than one channel (sudo dmidecode -t memory lists them)"
             yield Finding(AREA, "memory", value, Level.WARNING, wrong, remedy)
         else:
             yield Finding(AREA, "memory", value)
