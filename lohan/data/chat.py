@@ -7,9 +7,9 @@ turn of the assistant is found by comparing three texts:
     after     the conversation up to that turn, and the turn
     whole     the whole conversation
 
-If `before` begins `after`, and `after` begins `whole`, then what is between them is what the assistant adds to what it is given,
-in training as in use. A template that writes a turn differently once others follow (one that takes out thoughts, say) breaks
-this, and is refused: which tokens the assistant wrote is then not known.
+If `before` begins `after`, and `after` begins `whole`, then what is between them is what the assistant adds to what it is
+given, in training as in use. A template that writes a turn differently once others follow (one that takes out thoughts, say)
+breaks this, and is refused: which tokens the assistant wrote is then not known.
 """
 
 from __future__ import annotations

@@ -193,7 +193,10 @@ def _notes(counts: Counts, settings: DataSettings, format: Format, first: Row, t
         (counts.split, f"{counts.split} {long} and were split."),
         (counts.dropped, f"{counts.dropped} {long} and were dropped."),
         (counts.without_targets, f"{counts.without_targets} examples without a target were dropped: they teach nothing."),
-        (counts.crossed, f"In {counts.crossed} rows a token reaches from the prompt into the answer; it counts as answer."),
+        (
+            counts.crossed,
+            f"In {counts.crossed} of {counts.rows} rows a token reaches from the prompt into the answer; it counts as answer.",
+        ),
     ]
     told = [text for count, text in notes if count]
     if format.name == "text" and tokenizer.eos_token_id is None:

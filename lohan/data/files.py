@@ -5,7 +5,7 @@
     .parquet          a row a row
     .txt              a line that is not blank a row
 
-A folder holds one kind. If any of its files is named after a split (train.jsonl, test-00000-of-00004.parquet, validation/a.json), those
+A folder holds one kind. If any of its files is named after a split (train.jsonl, test-0-of-4.parquet, validation/a.json), those
 of the split are taken; else all of them are `train`.
 """
 
@@ -38,9 +38,8 @@ _NO_DATA = {"dataset_info.json", "dataset_infos.json"}
 def open_files(path: Path, split: str) -> Rows:
     """The rows of a file, which is all of its split, or of those files of a folder that belong to the split."""
     if "[" in split:
-        raise OptionError(
-            "dataset_train_split", split, "a part of a split is known for hub names only", "Name a file that is that part"
-        )
+        reason = "a part of a split is known for hub names only"
+        raise OptionError("dataset_train_split", split, reason, "Name a file that is that part")
     files = _files_of(path, split) if path.is_dir() else [path]
     kinds = {KINDS.get(file.suffix.lower()) for file in files}
     if None in kinds:

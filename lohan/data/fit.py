@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -49,25 +48,24 @@ def check_packing(model: Any) -> None:
         _refuse(model, "does not make its attention mask from position_ids")
     if attention not in _ATTENTION:
         _refuse(model, f"uses the attention {attention!r}")
-    if type(model)._is_stateful or not layers <= _LAYERS:
+    if getattr(model, "_is_stateful", False) or not layers <= _LAYERS:
         _refuse(model, "has layers that carry a state from one example to the next")
 
 
 def _masks_by_position(module: ModuleType) -> bool:
-    """Whether every causal mask of a module of Transformers is made with the positions, directly or from a dict of arguments."""
-    tree = ast.parse(inspect.getsource(module))
-    calls = [
-        {word.arg: word.value for word in node.keywords}
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and re.fullmatch(r"create_\w*causal_mask", getattr(node.func, "id", ""))
-    ]
-    shared = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Dict) and any(getattr(key, "value", None) == "attention_mask" for key in node.keys)
-    ]
-    shared_have = all(any(getattr(key, "value", None) == "position_ids" for key in node.keys) for node in shared)
-    return bool(calls) and all("position_ids" in words or (None in words and shared_have) for words in calls)
+    """Whether a module of Transformers gives positions wherever it has a causal mask made; calls are known by arguments."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except OSError:
+        return False
+    calls = [{word.arg for word in node.keywords} for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_causal(node)]
+    dicts = [{getattr(key, "value", None) for key in node.keys} for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    made = [names for names in (*calls, *dicts) if names >= {"config", "inputs_embeds", "attention_mask"}]
+    return bool(made) and all("position_ids" in names for names in made)
+
+
+def _is_causal(call: ast.Call) -> bool:
+    return "bidirectional" not in getattr(call.func, "id", "")
 
 
 def _refuse(model: Any, reason: str) -> None:

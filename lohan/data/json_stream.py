@@ -137,13 +137,13 @@ class _Text:
                     at = self.line + self._buffer.count("\n", self._at, error.pos)
                     raise MalformedError(at, f"not JSON: {error.msg}") from error
                 continue
-            # A number that ends where the buffer does may go on behind it.
-            if end < len(self._buffer) or not self._more(_PIECE):
+            # A number may go on behind the buffer: 1 and 1. and 1e- are beginnings of others.
+            if end < len(self._buffer) - 2 or not self._more(_PIECE):
                 self._advance(end)
                 return value
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Whether more text could mend it. What is wrong in the middle stays wrong; `-Infinity` is the longest that can be cut."""
+        """Whether more text could mend it: what is wrong in the middle stays wrong; the longest literal is `-Infinity`."""
         return error.msg.startswith("Unterminated string") or error.pos >= len(self._buffer) - 9
 
     def _advance(self, end: int) -> None:

@@ -6,9 +6,9 @@
 
 Every row comes once an epoch. The last step of an epoch takes what is left: fewer micro-batches, the last with fewer rows.
 
-A packed row is given by its positions, which begin again at 0 with every example: Transformers reads from them where one begins,
-and lets none look into another, as long as there is no attention mask. The first token of an example is no target, since the token
-before it is another one's. What fills the row up has position 0 throughout: each of these tokens is an example of its own.
+A packed row is given by its positions, which begin again at 0 with every example: Transformers reads from them where one
+begins, and lets none look into another, as long as there is no attention mask. The first token of an example is no target: the
+token before it is another one's. What fills the row up has position 0 throughout: each such token is an example of its own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class DataSettings:
     max_length: int = 1024
     """tokens of the longest example; of a packed row, with packing"""
     too_long: str = "truncate"
-    """what becomes of a longer example: `truncate` at the end, `split` into several, `drop` (all three counted and told), `error`"""
+    """what becomes of a longer example: `truncate` at the end, `split` into several, `drop` (all three are told), `error`"""
     completion_only_loss: bool | None = None
     """only tokens of the completion are targets; None: where there is a prompt"""
     assistant_only_loss: bool = False
