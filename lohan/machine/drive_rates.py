@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -129,16 +128,16 @@ def try_folder(folder: Path) -> None:
 
 def measure(folder: Path, nbytes: int, sizes: Sizes, tell: Callable[[str], None], seconds: float) -> Rates:
     """All three rates, on a file of `nbytes` in `folder`."""
-    half = nbytes // 2
+    half, most_bytes = nbytes // 2, MOST_TIMES * nbytes
     with _open(folder, nbytes, sizes) as (store, reads, writes):
         tell("writing")
-        write_gbps, written = _run([_Stream(store.submit_write, 0, nbytes, writes)], seconds, MOST_TIMES * nbytes)
+        write_gbps, written = _run([_Stream(store.submit_write, 0, nbytes, writes)], seconds, most_bytes)
         # blocks that were never written are read faster than a drive can
         tell("reading")
         read = _Stream(store.submit_read, 0, min(half, written), reads)
-        read_gbps, _ = _run([read], seconds)
+        read_gbps, _ = _run([read], seconds, most_bytes)
         tell("reading and writing")
-        mixed_gbps, _ = _run([read, _Stream(store.submit_write, half, half, writes)], seconds, MOST_TIMES * nbytes)
+        mixed_gbps, _ = _run([read, _Stream(store.submit_write, half, half, writes)], seconds, most_bytes)
     return Rates(read_gbps, write_gbps, mixed_gbps)
 
 
@@ -216,7 +215,7 @@ def _open(folder: Path, nbytes: int, sizes: Sizes) -> Iterator[tuple[Store, list
             yield store, buffers[: sizes.num_in_flight], buffers[sizes.num_in_flight :]
 
 
-def _run(streams: Sequence[_Stream], seconds: float, most_bytes: float = inf) -> tuple[float, int]:
+def _run(streams: Sequence[_Stream], seconds: float, most_bytes: int) -> tuple[float, int]:
     """All streams side by side: their rates together, and the bytes of the first."""
 
     def run(stream: _Stream) -> tuple[int, float]:
