@@ -32,8 +32,8 @@ def lines(file: BinaryIO) -> Iterator[tuple[int, object, int]]:
     for number, line in enumerate(file, 1):
         position += len(line)
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            if text.strip():
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip()
+            if text:
                 yield number, json.loads(text), position
         except UnicodeDecodeError as error:
             raise MalformedError(number, f"not UTF-8 text ({error.reason})") from error
@@ -159,5 +159,6 @@ class _Text:
         except UnicodeDecodeError as error:
             raise MalformedError(self.line, f"not UTF-8 text behind this line ({error.reason})") from error
         self._ended = not piece
-        self._buffer, self._at = self._buffer[self._at :] + piece, 0
-        return not self._ended
+        if piece:
+            self._buffer, self._at = self._buffer[self._at :] + piece, 0
+        return bool(piece)

@@ -18,7 +18,7 @@ from lohan.data import Rows, open_rows
 from lohan.data.json_stream import MalformedError, values
 from lohan.errors import OptionError
 
-ROWS = [{"text": f"row {number}: ä {{[\"\\\n"} for number in range(200)]
+ROWS = [{"text": f'row {number}: ä {{["\\\n'} for number in range(200)]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -111,7 +111,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "a.jsonl'.*line 3: not JSON: Expecting value at column 10"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "a.jsonl'.*line 3: not JSON: Expecting value at column 9"),
         ("a.jsonl", b'{"text": "x"}\n["y"]\n', "line 2: an array, not an object"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}\n', "line 2: not UTF-8 text"),
         ("a.json", b'[{"text": "x"},\n {"text": nix}]', "line 2: not JSON"),
