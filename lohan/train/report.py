@@ -26,11 +26,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", type=Path, help=f"where the page goes; without it OUTPUT_DIR/{PAGE_NAME}")
     options = parser.parse_args(arguments)
     path = options.out or options.output_dir / PAGE_NAME
+    print(f"reading {options.output_dir}", flush=True)
     run = read_run(options.output_dir)
     write_report(run, path)
     for note in run.notes:
         print(f"note: {note}")
-    print(f"{path}: {len(run.history):,} steps, {path.stat().st_size / 1e3:,.0f} kB")
+    print(f"wrote {path}: {path.stat().st_size / 1e3:,.0f} kB, up to step {run.history.columns['step'][-1]:,.0f}")
     print(f"Open it in a browser: {path.resolve().as_uri()}")
     return 0
 

@@ -222,7 +222,7 @@ class Chart {
         const marks = [["limit", this.spec.limit?.text], ...(this.spec.marks || [])].filter(([, text]) => text);
         const others = marks.map(([name, text]) => element("span", { class: "legend" }, element("i", { class: `mark ${name}` }), text));
         const bar = element("div", { class: "bar" }, element("h3", {}, this.spec.title), ...legends, ...others);
-        if (!this.spec.bands && this.series.every((one) => one.values.every((value) => value === null || value > 0)))
+        if (steps.length > 1 && !this.spec.bands && this.series.every((one) => one.values.every((value) => value === null || value > 0)))
             bar.append(this.logButton());
         onPointer(this.picture, {
             select: (from, to) => look(this.stepAt(from), this.stepAt(to)),
@@ -272,7 +272,8 @@ class Chart {
         const bottom = this.height - MARGIN.bottom;
         const whole = ticks(view.first, view.last, Math.max(2, this.width / 110)).filter(Number.isInteger);
         for (const step of view.last > view.first ? whole : [view.first]) {
-            const text = svg("text", { x: this.x(step), y: bottom + 15, "text-anchor": "middle" }, step.toLocaleString("en"));
+            const anchor = this.x(step) > this.width - 28 ? { x: this.width, "text-anchor": "end" } : { x: this.x(step), "text-anchor": "middle" };
+            const text = svg("text", { ...anchor, y: bottom + 15 }, step.toLocaleString("en"));
             this.picture.append(line(this.x(step), MARGIN.top, this.x(step), bottom, "grid"), text);
         }
         for (const step of data.resumedAt.filter(inSight))
@@ -353,7 +354,7 @@ class Chart {
         }
         const isDense = to - from > this.width;
         group.append(svg("path", { d: lines.map((run) => `M${path(run)}`).join(""), class: isDense ? "series thin" : "series" }));
-        for (const run of runs.filter((run) => run.length === 1 || one.dots))
+        for (const run of runs.filter((run) => run.length === 1 || (one.dots && to - from < this.width / 14)))
             for (const [cx, cy] of run) group.append(svg("circle", { cx, cy, r: 3.2, class: "dot" }));
         this.picture.append(group);
     }

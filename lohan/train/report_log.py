@@ -44,10 +44,10 @@ SUMS = {
 """of a step's line -> the column of their sum from the beginning of the run"""
 SMOOTH_LOSS = "smooth_loss"
 EXTREMES = ("loss", "grad_norm", "learning_rate", "tokens_per_s", "step_s")
-MAX_ROWS = 4000
+MAX_ROWS = 3000
 SMOOTH_FROM_ROWS = 40
-SMOOTH_SHARE = 0.03
-"""of the run, that a smoothed loss looks back on"""
+SMOOTH_SHARE = 0.01
+"""of the run, that a smoothed loss looks back on, and ahead to"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,22 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def _smooth(values: Sequence[float]) -> Iterator[float]:
-    """The mean of the last values, weighted by how near they are; NaN throughout for a run too short to have one."""
-    weight = 1 - 1 / max(2.0, SMOOTH_SHARE * len(values))
+def _smooth(values: Sequence[float]) -> Iterable[float]:
+    """The mean of the values around each, weighted by how near they are; NaN throughout for a run too short to have one."""
+    if len(values) < SMOOTH_FROM_ROWS:
+        return [math.nan] * len(values)
+    weight = 1 - 1 / max(3.0, SMOOTH_SHARE * len(values))
+    ahead = reversed(list(_trail(reversed(values), weight)))
+    return ((past + coming) / 2 for past, coming in zip(_trail(values, weight), ahead, strict=True))
+
+
+def _trail(values: Iterable[float], weight: float) -> Iterator[float]:
+    """The mean of each value and all before it; each counts `weight` times as much as the next one."""
     mean = total = 0.0
     for value in values:
         if math.isfinite(value):
             mean, total = weight * mean + (1 - weight) * value, weight * total + (1 - weight)
-        yield mean / total if total and len(values) >= SMOOTH_FROM_ROWS else math.nan
+        yield mean / total if total else math.nan
 
 
 def _extremes(columns: Sequence[Sequence[float]], max_rows: int) -> Iterable[int]:

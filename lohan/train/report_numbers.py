@@ -78,8 +78,9 @@ def _steps(history: History, settings: Settings) -> Tile:
         f"{num_clipped:,} clipped" if num_clipped else "",
         f"{len(history.skipped_at):,} skipped" if history.skipped_at else "",
     ]
-    of = f" of {planned:,}" if isinstance(planned, int) and planned > 0 else ""
-    return Tile("Steps", f"{columns['step'][-1]:,.0f}{of}", _listed(details))
+    step = columns["step"][-1]
+    of = f" of {planned:,}" if isinstance(planned, int) and planned > step else ""
+    return Tile("Steps", f"{step:,.0f}{of}", _listed(details))
 
 
 def _loss(history: History) -> Tile | None:
@@ -159,7 +160,7 @@ def decimal_bytes(nbytes: float) -> str:
 
 def count(number: float) -> str:
     """18,288, or 1.23 million."""
-    return f"{number:,.0f}" if number < 1e6 else _scaled(number / 1e6, 1000, ("million", "billion", "trillion"))
+    return f"{number:,.0f}" if number < 1e6 else _scaled(number, 1000, ("", "thousand", "million", "billion", "trillion"))
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,8 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from importlib.metadata import version
@@ -26,7 +27,8 @@ from lohan.train.report_numbers import Tile, binary_bytes, budget, clip_norm, de
 from lohan.train.report_run import Run
 from lohan.train.report_trace import Lanes
 
-MAX_SAMPLES, MAX_SAMPLE_CHARS, MAX_EVALUATIONS = 40, 4000, 200
+MAX_SAMPLES, MAX_SAMPLE_CHARS, MAX_EVALUATIONS = 24, 2000, 200
+NUMBER = re.compile(r"\d+")
 LANE_NAMES = {lane: lane.value.replace("_", " ").replace("ssd", "SSD") for lane in Lane}
 
 
@@ -121,14 +123,15 @@ def _short(value: float) -> float | int | None:
 
 
 def _timeline_data(timeline: Lanes) -> dict[str, Any]:
-    """Bars as numbers, with their names counted."""
+    """Bars as numbers: start, end, name, bytes, operations, and the numbers that stand for each # in the name."""
     names: dict[str, int] = {}
     tracks = []
     for track in timeline.tracks:
-        bars = [
-            [_short(bar.start_us), _short(bar.end_us), names.setdefault(bar.name, len(names)), bar.nbytes, bar.num_ops]
-            for bar in track.bars
-        ]
+        bars = []
+        for bar in track.bars:
+            name = names.setdefault(NUMBER.sub("#", bar.name), len(names))
+            place = [_short(round(bar.start_us, 1)), _short(round(bar.end_us, 1))]
+            bars.append([*place, name, bar.nbytes, bar.num_ops, *map(int, NUMBER.findall(bar.name))])
         tracks.append({"lane": track.lane.value, "bars": bars})
     return {"name": timeline.name, "endUs": timeline.end_us, "names": list(names), "tracks": tracks}
 
@@ -183,14 +186,14 @@ def _lanes_table(timelines: Sequence[Lanes]) -> str:
             rate = f"{decimal_bytes(row.nbytes / row.busy_s)}/s" if row.nbytes else ""
             cells += [duration(row.busy_s), f"{row.busy_s * 1e6 / timeline.end_us:.0%}", rate]
         table.append(cells)
-    return _table(header, table)
+    return _table(header, table, "numbers")
 
 
 def _samples(samples: Sequence[Sample]) -> str:
     """The last ones first: they say what the model has become."""
     shown = [
         f'<article class="sample"><h3>after step {sample.step:,}</h3>'
-        f'<pre dir="auto"><b>{_text(_cut(sample.prompt))}</b>{_text(_cut(sample.text))}</pre></article>'
+        f'<pre dir="auto"><b>{_text(_cut(sample.prompt))}</b>\n{_text(_cut(sample.text))}</pre></article>'
         for sample in reversed(spread(samples, MAX_SAMPLES))
     ]
     left_out = len(samples) - len(shown)
@@ -209,7 +212,7 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> str:
     kept = [one for one in evaluations if one.values.get("eval_loss") == lowest.get("eval_loss")][:1]
     shown = sorted({id(one): one for one in [*spread(evaluations, MAX_EVALUATIONS), *kept]}.values(), key=lambda one: one.step)
     rows = [[f"{one.step:,}", *(_plain(one.values.get(name, math.nan)) for name in names)] for one in shown]
-    return _table(["after step", *names], rows) if rows else ""
+    return _table(["after step", *names], rows, "numbers") if rows else ""
 
 
 def _plain(value: float) -> str:
@@ -226,25 +229,22 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 def _settings(settings: Mapping[str, Any]) -> str:
     """What was set first; what was left at its default behind a click."""
     defaults = {field.name: field.default for field in fields(TrainingConfig)}
-    is_default = {name: value in (defaults.get(name, ()), list(_items(defaults.get(name)))) for name, value in settings.items()}
-    chosen = [[name, _value(name, value)] for name, value in settings.items() if not is_default[name]]
-    usual = [[name, _value(name, value)] for name, value in settings.items() if is_default[name]]
-    rest = f"<details><summary>{len(usual)} at their defaults</summary>{_table(['', ''], usual)}</details>" if usual else ""
-    return (_table(["", ""], chosen) if chosen else "") + rest
-
-
-def _items(value: object) -> Iterable[object]:
-    return value if isinstance(value, list | tuple) else ()
+    chosen, usual = [], []
+    for name, value in settings.items():
+        is_default = name in defaults and defaults[name] == (tuple(value) if isinstance(value, list) else value)
+        (usual if is_default else chosen).append([name, _value(name, value)])
+    rest = f"<details><summary>{len(usual)} at their defaults</summary>{_table([], usual)}</details>" if usual else ""
+    return (_table([], chosen) if chosen else "") + rest
 
 
 def _value(name: str, value: object) -> str:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return "\n".join(map(str, value))
     nbytes = budget({name: value}, name) if name.endswith("_memory") and isinstance(value, int) else None
     return binary_bytes(nbytes) if nbytes else "none" if value is None else str(value)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = f"<thead><tr>{''.join(f'<th>{_text(cell)}</th>' for cell in header)}</tr></thead>" if any(header) else ""
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "words") -> str:
+    head = f"<thead><tr>{''.join(f'<th>{_text(cell)}</th>' for cell in header)}</tr></thead>" if header else ""
     lines = "\n".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{head}<tbody>\n{lines}\n</tbody></table></div>'
+    return f'<div class="wide"><table class="{kind}">{head}<tbody>\n{lines}\n</tbody></table></div>'

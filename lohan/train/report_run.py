@@ -44,7 +44,7 @@ def read_run(folder: Path) -> Run:
     notes: list[str] = []
     if lines := history.broken_lines:
         which = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
-        notes.append(f"{len(lines)} of the lines of {LOG_NAME} could not be read (line {which}); a killed run leaves such")
+        notes.append(f"{LOG_NAME}: not readable, as a killed run may leave it: line {which}")
     settings = _read_settings(folder / CONFIG_NAME, notes)
     return Run(folder, logged_at_s, history, settings, _read_timelines(folder / TRACE_NAME, notes), notes)
 

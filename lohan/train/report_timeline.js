@@ -39,9 +39,9 @@ class Timelines {
         return rows;
     }
 
-    /** For each name, a number of its kind of operation: "forward unit 3" and "forward unit 4" are of one kind. */
+    /** For each name, a number of its kind of operation: those that differ in unit, site or chunk only are of one kind. */
     kinds(timeline, track) {
-        const kindOf = (name) => name.replace(/ … .*/, "").replace(/( (unit|site|chunk) \d+)+$/, "");
+        const kindOf = (name) => name.split(/ (?:unit|site|chunk|…) /)[0];
         const inLane = timeline.tracks.filter((one) => one.lane === track.lane).flatMap((one) => one.bars);
         const known = [...new Set(inLane.map((bar) => kindOf(timeline.names[bar[2]])))].sort();
         return timeline.names.map((name) => known.indexOf(kindOf(name)));
@@ -108,7 +108,8 @@ class Timelines {
         const paths = new Map();
         const texts = [];
         const ends = new Map();
-        for (const [startUs, endUs, nameIndex] of track.bars) {
+        for (const bar of track.bars) {
+            const [startUs, endUs, nameIndex] = bar;
             if (endUs < this.view.first || startUs > this.view.last) continue;
             const kind = Math.min(3, kinds[nameIndex]);
             const left = Math.max(SIDE.left, this.x(startUs), ends.get(kind) || 0);
@@ -117,7 +118,7 @@ class Timelines {
             if (width <= 0) continue;
             ends.set(kind, right);
             paths.set(kind, `${paths.get(kind) || ""}M${left.toFixed(2)} ${y}h${width.toFixed(2)}v${height}h-${width.toFixed(2)}z`);
-            const text = timeline.names[nameIndex];
+            const text = barName(timeline, bar);
             if (isFirst && width > text.length * 5.6 + 6) texts.push(svg("text", { x: left + 4, y: y + height - 4, class: "inside" }, text));
         }
         for (const [kind, d] of paths) this.picture.append(svg("path", { d, class: `bars c-${track.lane} shade-${kind}` }));
@@ -140,15 +141,19 @@ class Timelines {
             this.tip.append("Point at an operation for its name, start, duration and bytes.");
             return;
         }
-        const [startUs, endUs, nameIndex, nbytes, numOps] = found.bar;
+        const [startUs, endUs, , nbytes, numOps] = found.bar;
         const { timeline, y, height } = found.row;
         const parts = [numOps > 1 ? `${numOps} operations` : "", `from ${timeText(startUs)}`, `for ${timeText(endUs - startUs)}`];
         if (nbytes) parts.push(valueText("decimal", nbytes, 3), `${valueText("decimal", (nbytes / Math.max(endUs - startUs, 1)) * 1e6, 3)}/s`);
-        this.tip.append(element("b", {}, `${timeline.name}: ${timeline.names[nameIndex]}`), ` ${parts.filter(Boolean).join(", ")}`);
+        this.tip.append(element("b", {}, `${timeline.name}: ${barName(timeline, found.bar)}`), ` ${parts.filter(Boolean).join(", ")}`);
         const [left, right] = [Math.max(SIDE.left, this.x(startUs)), Math.min(this.width - SIDE.right, this.x(endUs))];
         const box = { x: left, y: y - 0.5, width: Math.max(1.5, right - left), height: height + 1 };
         for (const [key, value] of Object.entries(box)) this.under.setAttribute(key, value);
     }
+}
+
+function barName(timeline, [, , nameIndex, , , ...numbers]) {
+    return timeline.names[nameIndex].replace(/#/g, () => numbers.shift());
 }
 
 function timeText(us) {

@@ -20,7 +20,8 @@ from typing import Any
 from lohan.schedule.ops import Lane
 from lohan.simulate.timeline import Span, lane_use
 
-MAX_BARS = 12_000
+MAX_BARS = 8_000
+"""of a timeline"""
 MAX_TRACE_BYTES = 2**29
 """of a file that is read at all"""
 
