@@ -1,4 +1,4 @@
-"""A tokenizer whose every token is written here, so that golden tokens stay what they are: bytes, and a few words merged from them."""
+"""A tokenizer whose every token is written here, so that golden tokens stay what they are: bytes, and words made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of every kind of source are the same rows, read a few at a time; whatever is wrong with one names the file and the place."""
+"""Rows of every kind of source are the same rows, read a few at a time; what is wrong with one names file and place."""
 
 from __future__ import annotations
 
