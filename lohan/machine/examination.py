@@ -11,28 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lohan.errors import LohanError, OptionError
+from lohan.errors import LohanError
 from lohan.machine import gpus as gpu
 from lohan.machine import processor as cpu
 from lohan.machine.console import Console
-from lohan.machine.drives import MEMORY_FILESYSTEMS, Drive, drive_findings, find_drive, shared_findings, shown
-from lohan.machine.findings import Finding, Level, gb
+from lohan.machine.drives import MEMORY_FILESYSTEMS, Drive, find_drive, shared_findings
+from lohan.machine.findings import Finding, Level, failed
 from lohan.machine.machine import DriveRates, GpuRates, HostRates, Machine
 from lohan.machine.memory import memory_findings, read_memory
 from lohan.machine.pci import link_findings, read_link
 from lohan.machine.rate_findings import AREA as RATES
 from lohan.machine.rate_findings import (
-    drive_rate_findings,
     gpu_rate_findings,
     host_findings,
     is_busy,
     kernel_finding,
     load_findings,
-    sustained_findings,
 )
+from lohan.machine.software import AREA as SOFTWARE
 from lohan.machine.software import read_software, software_findings
 from lohan.machine.system import System
 
@@ -74,15 +74,15 @@ class Examination:
         memory = read_memory(system)
         self._show(memory_findings(memory, has_gpu=bool(cards)))
 
-        with self._console.doing("importing torch"):
-            import torch  # noqa: F401
-        host = self._measure_host(processor)
-        gpus = self._measure_gpus(cards)
-        rates = [self._measure_drive(drive, rated) for drive, rated in zip(drives, self._request.rated_bytes, strict=True)]
-        self._show(shared_findings(drives))
-        self.machine = Machine(processor.cores, memory.limit_bytes, memory.available_bytes, host, tuple(rates), tuple(gpus))
-        if self._request.selftest:
-            self._selftest(drives, len(gpus))
+        self.machine = Machine(processor.cores, memory.limit_bytes, memory.available_bytes)
+        if self._imports("torch"):
+            host = self._measure_host(processor)
+            gpus = self._measure_gpus(cards)
+            rates = self._measure_drives(drives)
+            self._show(shared_findings(drives))
+            self.machine = replace(self.machine, host=host, drives=tuple(rates), gpus=tuple(gpus))
+            if self._request.selftest and self._imports("transformers", "lohan.engine"):
+                self._selftest(drives, len(gpus))
         self._summarise()
 
     def num(self, level: Level) -> int:
@@ -94,6 +94,19 @@ class Examination:
         counts = {level.value: self.num(level) for level in Level}
         machine = None if self.machine is None else asdict(self.machine)
         return {"format": FORMAT, "counts": counts, "findings": findings, "machine": machine}
+
+    def _imports(self, *modules: str) -> bool:
+        """Whether they can be imported; a finding if not."""
+        for module in modules:
+            with self._console.doing(f"importing {module}"):
+                try:
+                    import_module(module)
+                except (ImportError, OSError, LohanError) as error:
+                    self._fail(
+                        SOFTWARE, module, error, "Install lohan anew in an environment of its own: it says what it needs"
+                    )
+                    return False
+        return True
 
     # ---------------------------------------------------------------- measured
 
@@ -148,76 +161,28 @@ class Examination:
                     device.close()
             except (LohanError, RuntimeError) as error:
                 self._fail(
-                    area, "copies", error, "End other programs on the card (nvidia-smi lists them); then restart the machine"
+                    area,
+                    "copies",
+                    error,
+                    "End other programs on the card (nvidia-smi lists them), raise memlock, restart the machine",
                 )
                 return None
         self._show(link_findings(area, link))
         self._show(gpu_rate_findings(area, rates))
         return rates
 
-    def _measure_drive(self, drive: Drive, rated_bytes: int | None) -> DriveRates:
-        self._show(drive_findings(drive, rated_bytes))
-        wears = [disk.wear for disk in drive.disks if disk.wear is not None]
-        rated = rated_bytes or next((wear.rated_bytes for wear in wears if wear.rated_bytes), None)
-        written = next((wear.written_bytes for wear in wears if wear.written_bytes is not None), None)
-        rates = DriveRates(shown(drive.folder), drive.free_bytes, rated_bytes=rated, written_bytes=written)
-        if drive.filesystem in MEMORY_FILESYSTEMS:  # told already
-            return rates
-        try:
-            return self._write_and_read(drive, rates)
-        except OptionError as error:
-            wrong = f"As ssd={shown(drive.folder)} it is refused: {error.reason}."
-            self._show([Finding(drive.area, "folder", "refused", Level.PROBLEM, wrong, error.remedy)])
-        except (LohanError, OSError) as error:
-            self._fail(
-                drive.area,
-                "bandwidth",
-                error,
-                "Name a folder that you may write to; the kernel's log (dmesg) tells of a failing drive",
-            )
-        return rates
+    def _measure_drives(self, drives: Sequence[Drive]) -> list[DriveRates]:
+        from lohan.machine.drive_visit import DriveVisit
 
-    def _write_and_read(self, drive: Drive, rates: DriveRates) -> DriveRates:
-        from lohan.machine import drive_rates as drives
-
-        area, console = drive.area, self._console
-        if self._request.folders:
-            drives.try_folder(drive.folder)
-        with drives.scratch(drive.folder) as folder, console.doing(f"measuring {area}"):
-
-            def tell(what: str) -> None:
-                console.tell(f"{area}: {what}")
-
-            drives.try_folder(folder)
-            self._show([Finding(area, "O_DIRECT", "works")])
-            sizes = drives.Sizes()
-            if not (nbytes := sizes.usable(min(drives.FILE_BYTES, drive.free_bytes / 4))):
-                wrong = "There is no room for even a small test file."
-                self._show([Finding(area, "bandwidth", "not measured", Level.WARNING, wrong, "Free space there")])
-                return rates
-            now = drives.measure(folder, nbytes, sizes, tell, drives.SECONDS)
-            self._show(drive_rate_findings(area, now))
-            rates = replace(rates, read_gbps=now.read_gbps, write_gbps=now.write_gbps, mixed_gbps=now.mixed_gbps)
-            if not self._request.folders:
-                how = f"lohan doctor --ssd {shown(drive.folder)} writes until its write cache is full."
-                self._show([Finding(area, "steady writing", "not measured", Level.NOTE, how)])
-            elif not self._request.quick and (nbytes := sizes.usable(drive.free_bytes * drives.FREE_PART)):
-                part = f"{gb(nbytes)} ({drives.FREE_PART:.0%} of the free space)"
-                console.announce(
-                    f"{area}: filling its write cache, with up to {part}, for up to {drives.FILL_S:.0f} s; --quick skips"
-                )
-                sustained = drives.fill_cache(folder, nbytes, sizes, tell, drives.FILL_S)
-                self._show(sustained_findings(area, sustained))
-                rates = replace(rates, sustained_write_gbps=sustained.gbps)
-        return rates
+        is_named = bool(self._request.folders)
+        visit = DriveVisit(self._console, self._show, is_named, is_named and not self._request.quick)
+        return [visit.examine(*pair) for pair in zip(drives, self._request.rated_bytes, strict=True)]
 
     # ---------------------------------------------------------------- trained
 
     def _selftest(self, drives: Sequence[Drive], num_gpus: int) -> None:
+        from lohan.machine import selftest
         from lohan.machine.drive_rates import scratch
-
-        with self._console.doing("importing transformers"):
-            from lohan.machine import selftest
 
         usable = [drive for drive in drives if drive.filesystem not in MEMORY_FILESYSTEMS]
         if not usable:
@@ -240,7 +205,7 @@ class Examination:
             self._console.show(finding)
 
     def _fail(self, area: str, name: str, error: Exception, remedy: str) -> None:
-        self._show([Finding(area, name, "failed", Level.PROBLEM, f"{type(error).__name__}: {error}", remedy)])
+        self._show([failed(area, name, error, remedy)])
 
     def _summarise(self) -> None:
         levels = (Level.PROBLEM, Level.WARNING, Level.NOTE)

@@ -35,6 +35,11 @@ class Finding:
             raise ValueError(f"{self.area}, {self.name}: a {self.level.value} says what is wrong and how to mend it")
 
 
+def failed(area: str, name: str, error: Exception, remedy: str) -> Finding:
+    """What could not be measured: one broken part does not hide the rest."""
+    return Finding(area, name, "failed", Level.PROBLEM, f"{type(error).__name__}: {error}", remedy)
+
+
 def gib(nbytes: float) -> str:
     """Memory, in powers of 1024."""
     return f"{nbytes / 2**30:.1f} GiB"

@@ -124,8 +124,9 @@ def _memlock_finding(found: Memory, has_gpu: bool) -> Finding:
         AREA,
         "memlock",
         value,
-        Level.WARNING,
-        "Buffers for a GPU are locked in place, and some drivers and containers count them against this limit.",
+        Level.NOTE,
+        "Buffers for a GPU are locked in place. NVIDIA's driver does not count them against this limit; raise it only if the "
+        "copies below fail.",
         "ulimit -l unlimited, for good: '* - memlock unlimited' in /etc/security/limits.conf; docker run --ulimit memlock=-1",
     )
 

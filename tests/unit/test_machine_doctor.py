@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from lohan.cli import main
-from lohan.errors import LohanError
+from lohan.errors import LohanError, OptionError
 from lohan.machine import drive_rates, examination, rates, selftest
 from lohan.machine.console import Console, render
 from lohan.machine.doctor import parser
@@ -100,7 +100,7 @@ def test_a_filesystem_without_direct_access_is_a_problem(
     drive: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(folder: Path) -> None:
-        raise examination.OptionError("ssd", str(folder), "the filesystem there has no O_DIRECT", "Name a folder on ext4 or XFS")
+        raise OptionError("ssd", str(folder), "the filesystem there has no O_DIRECT", "Name a folder on ext4 or XFS")
 
     monkeypatch.setattr(drive_rates, "try_folder", refuse)
     code, report = doctor(capsys, "--ssd", "one")
@@ -179,13 +179,32 @@ def test_a_gpu_is_measured_while_its_link_is_read(tmp_path: Path, monkeypatch: p
     assert seen.machine is not None and seen.machine.gpus[0].name == "imagined"
 
 
+@pytest.mark.parametrize(("module", "rest"), [("torch", set()), ("lohan.engine", {"rates", "gpu"})])
+def test_what_cannot_be_imported_is_a_problem(
+    module: str, rest: set[str], drive: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        if name == module:
+            raise ImportError("cannot import name 'imagined'")
+
+    monkeypatch.setattr(examination, "import_module", refuse)
+    code, report = doctor(capsys, "--quick", "--selftest", "--json")
+    found = json.loads(report)
+    (problem,) = [finding for finding in found["findings"] if finding["value"] == "failed"]
+    assert code == 1 and problem["name"] == module and "ImportError: cannot import" in problem["wrong"]
+    areas = {finding["area"] for finding in found["findings"]}
+    assert rest <= areas and "self-test" not in areas and found["machine"]["cores"] >= 1
+
+
 # ---------------------------------------------------------------- the self-test
 
 
 def test_the_self_test_of_this_machine(drive: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, report = doctor(capsys, "--quick", "--selftest")
     assert report.startswith("```text\n") and report.endswith("\n```\n")
-    devices = re.findall(r"^  ok +(\S+) +same bits in memory and from the SSD, loss (\S+) to (\S+), weights (\w+)", report, re.M)
+    devices = re.findall(
+        r"^  ok +(\S+) +same bits in memory and from the SSD, loss (\S+) to (\S+), weights (\w+)", report, re.M
+    )
     assert [device for device, *_ in devices[:2]] == ["cpu", "emulated"]
     assert devices[0][1:] == devices[1][1:] and float(devices[0][2]) < float(devices[0][1])
     assert list(drive.iterdir()) == []
@@ -197,7 +216,10 @@ def outcome(**changes: Any) -> selftest.Outcome:
 
 
 def test_one_bit_is_enough_for_a_problem() -> None:
-    good, nudged = outcome(), outcome(weights={"a": torch.ones(3), "b": torch.zeros(2, 2).index_fill(0, torch.tensor(0), 1e-45)})
+    good, nudged = (
+        outcome(),
+        outcome(weights={"a": torch.ones(3), "b": torch.zeros(2, 2).index_fill(0, torch.tensor(0), 1e-45)}),
+    )
     assert selftest.judge("cpu", good, outcome(), None).level is Level.OK
     finding = selftest.judge("cpu", good, nudged, None)
     assert finding.level is Level.PROBLEM and "1 of 2 weights, first b" in finding.wrong
@@ -219,9 +241,7 @@ def test_a_loss_that_does_not_fall_is_a_problem() -> None:
         assert selftest.judge("cpu", flat, flat, None).level is Level.PROBLEM
 
 
-def test_a_device_that_fails_leaves_a_traceback_and_the_others_are_tested(
-    drive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_fails_leaves_a_traceback_and_the_others_are_tested(drive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(device: str, model: Path, folder: Path | None) -> selftest.Outcome:
         if device == "cpu":
             raise RuntimeError("imagined failure")
@@ -282,7 +302,9 @@ def test_what_is_wrong_stands_below_and_commands_are_not_cut_at_hyphens() -> Non
 
 def test_it_starts_without_torch() -> None:
     """What is told comes before what takes seconds to import."""
-    code = "import sys, lohan.machine.doctor, lohan.machine.machine; print(*{'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, lohan.machine.doctor, lohan.machine.machine; print(*{'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.split() == []
 

@@ -53,7 +53,7 @@ WRONG: list[tuple[str, Change, str, Level, str]] = [
     ("kernel without", lambda m: m.huge_pages("", ""), "huge pages", Level.WARNING, "not in this kernel"),
     ("defrag never", lambda m: m.huge_pages("[madvise]", "always [never]"), "defrag", Level.NOTE, "never"),
     ("defrag defer", lambda m: m.huge_pages("[always]", "always [defer] never"), "defrag", Level.NOTE, "defer"),
-    ("memlock", lambda m: m.write("proc/self/limits", "Max locked memory  8388608  8388608  bytes"), "memlock", Level.WARNING,
+    ("memlock", lambda m: m.write("proc/self/limits", "Max locked memory  8388608  8388608  bytes"), "memlock", Level.NOTE,
      "8 MiB"),
 ]  # fmt: skip
 
