@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from lohan.optim.adamw import AdamW
     from lohan.optim.sgd import SGD
     from lohan.plan.plan import Plan
+    from lohan.train.config import TrainingConfig
+    from lohan.train.trainer import Trainer
 
 use_huge_pages()
 
 __version__ = "0.1.0"
-_WHERE = {"Engine": "lohan.engine", "AdamW": "lohan.optim.adamw", "SGD": "lohan.optim.sgd", "Plan": "lohan.plan.plan"}
+_WHERE = {
+    "Engine": "lohan.engine",
+    "AdamW": "lohan.optim.adamw",
+    "SGD": "lohan.optim.sgd",
+    "Plan": "lohan.plan.plan",
+    "Trainer": "lohan.train.trainer",
+    "TrainingConfig": "lohan.train.config",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +35,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_WHERE[name]), name)
 
 
-__all__ = ["AdamW", "Engine", "Plan", "SGD"]
+__all__ = ["AdamW", "Engine", "Plan", "SGD", "Trainer", "TrainingConfig"]

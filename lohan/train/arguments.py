@@ -79,7 +79,8 @@ def parse_arguments(arguments: Sequence[str], warn: Warn = _warn) -> TrainingCon
                 raise _unknown(name, None if is_last else rest[0])
             if is_last and not _is_switch(name):
                 raise OptionError(name, None, "its value is missing", f"Write --{name} VALUE")
-            value = "true" if is_last or (_is_switch(name) and rest[0].lower() not in _TRUTHS) else rest.pop(0)
+            is_alone = is_last or (_is_switch(name) and rest[0].endswith((".yaml", ".yml")))
+            value = "true" if is_alone else rest.pop(0)
         if name == "config":
             in_files |= read_yaml(Path(value))
         elif name in FIELDS and FIELDS[name].type == "Sequence[str]":
@@ -103,8 +104,6 @@ def _config(values: dict[str, Any]) -> TrainingConfig:
 
 
 # -------------------------------------------------------------------- names
-
-_TRUTHS = ("true", "false", "yes", "no", "on", "off", "none")
 
 
 def _is_switch(name: str) -> bool:

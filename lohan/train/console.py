@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-HEARTBEAT_S = 3.0
+HEARTBEAT_S = 2.5
 """without a line, off a terminal: below the 5 s after which people wonder"""
 REDRAW_S = 0.25
 _CLEAR = "\r\x1b[2K"

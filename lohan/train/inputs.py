@@ -30,8 +30,8 @@ class Inputs:
 
     model: Path | nn.Module
     tokenizer: Any
-    has_own_template: bool
-    """the tokenizer is not as it came with the model"""
+    has_own_tokenizer: bool
+    """it is not as it came in the model's folder"""
     dataset: TokenDataset
     plan: BatchPlan
     eval_plan: BatchPlan | None
@@ -43,7 +43,7 @@ class Inputs:
     def save(self, engine: Engine, folder: Path) -> None:
         """The model as it is now, with the tokenizer that it was trained with."""
         engine.save_pretrained(folder)
-        if self.has_own_template or isinstance(self.model, nn.Module):
+        if self.has_own_tokenizer:
             self.tokenizer.save_pretrained(folder)
 
 
@@ -54,13 +54,12 @@ def read_inputs(
     console.phase("open model files")
     source, model_config = _open_source(config, model)
     check_length(config, model_config)
-    tokenizer = tokenizer or _open_tokenizer(source)
+    has_own_tokenizer = tokenizer is not None or config.chat_template_path is not None
+    tokenizer = use_template(config, tokenizer or _open_tokenizer(source))
     vocab_size = _vocab_size(tokenizer, model_config)
     check_vocabulary(tokenizer, vocab_size)
     if config.packing and model_config is not None:
         check_packing(source if isinstance(source, nn.Module) else build_on_meta(model_config, torch.bfloat16))
-    if config.chat_template_path is not None:
-        tokenizer.chat_template = _read_template(config.chat_template_path)
 
     settings, pad_id = config.data_settings(), padding_token(tokenizer, vocab_size)
     named = config.dataset_name if train_dataset is None else train_dataset
@@ -75,9 +74,7 @@ def read_inputs(
         eval_plan = BatchPlan(eval_tokens, config.per_device_eval_batch_size, 1, settings, pad_id)
     num_steps = config.max_steps if config.max_steps > 0 else math.ceil(config.num_train_epochs * plan.steps_per_epoch)
     schedule = config.schedule(num_steps)
-    return Inputs(
-        source, tokenizer, config.chat_template_path is not None, dataset, plan, eval_plan, pad_id, num_steps, schedule
-    )
+    return Inputs(source, tokenizer, has_own_tokenizer, dataset, plan, eval_plan, pad_id, num_steps, schedule)
 
 
 def _open_source(config: TrainingConfig, model: object) -> tuple[Path | nn.Module, PreTrainedConfig | None]:
@@ -129,8 +126,12 @@ def _evaluated(config: TrainingConfig, eval_dataset: object, train_dataset: obje
     return config.dataset_name if named is None else named
 
 
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError("chat_template_path", path, f"it cannot be read ({error})", "Name a file with a template") from error
+def use_template(config: TrainingConfig, tokenizer: Any) -> Any:
+    """The tokenizer, with the chat template that the config names."""
+    if (path := config.chat_template_path) is not None:
+        try:
+            tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"it cannot be read ({error})"
+            raise OptionError("chat_template_path", path, reason, "Name a file with a template") from error
+    return tokenizer

@@ -77,11 +77,11 @@ class Meter:
         if record["speed_of_light"] is not None:
             parts.append(f"{record['speed_of_light']:.0%} of light")
         parts.append(" ".join(self._lanes(record)))
-        process = f"process {gib(record['process_bytes'])}, {gib(self.baseline_bytes)} of it Python"
-        parts.append(f"RAM {gib(record['peak_host_bytes'])} of {gib(host_budget)} GiB ({process})")
+        process = f"process {size(record['process_bytes'])}, {size(self.baseline_bytes)} of it Python"
+        parts.append(f"RAM {size(record['peak_host_bytes'])} of {size(host_budget)} ({process})")
         if record["peak_device_bytes"]:
-            of = f" of {gib(device_budget)}" if device_budget else ""
-            parts.append(f"device {gib(record['peak_device_bytes'])}{of} GiB")
+            of = f" of {size(device_budget)}" if device_budget else ""
+            parts.append(f"device {size(record['peak_device_bytes'])}{of}")
         parts.append(f"{self.written_bytes / 1e9:.2f} GB written")
         parts.append(f"ETA {clock((num_steps - record['step']) * median(self._recent_s))}")
         return " | ".join(parts)
@@ -92,8 +92,9 @@ class Meter:
         return [f"{SHORT_LANES.get(lane, lane)} {min(1.0, use['busy_s'] / step_s):.0%}" for lane, use in lanes.items()]
 
 
-def gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f}" if nbytes >= 2**30 else f"{nbytes / 2**30:.2f}"
+def size(nbytes: int) -> str:
+    """1.5 GiB, or 300 MiB."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def clock(seconds: float) -> str:

@@ -15,6 +15,7 @@ What `train` does:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from lohan.train.inputs import Inputs, read_inputs
 from lohan.train.interrupts import Interrupts
 from lohan.train.log import RunLog
 from lohan.train.loop import Loop
-from lohan.train.meter import Meter, clock, gib
+from lohan.train.meter import Meter, clock, size
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -105,7 +106,7 @@ class Trainer:
             )
             engine = stack.enter_context(open_engine(self.args, inputs.model, host_bytes, console))
             log = stack.enter_context(RunLog(self.args.folder, engine.num_steps))
-            (self.args.folder / "config.yaml").write_text(yaml.safe_dump(self.args.to_dict(), sort_keys=False))
+            self._write_config(inputs)
             callbacks = Callbacks(self.args, self.callbacks, model=engine.model, processing_class=inputs.tokenizer)
             loop = Loop(
                 self.args, engine, inputs, callbacks, meter, log, console, interrupts, engine.num_steps, log.num_skipped
@@ -121,11 +122,19 @@ class Trainer:
             console.line(f"\nexample {index}: {show_masked(inputs.dataset[index], inputs.tokenizer, console.is_terminal)}")
         return TrainSummary(0, 0, 0.0, 0, None)
 
+    def _write_config(self, inputs: Inputs) -> None:
+        """What was run, so that the same can be run again; and where its model came from, if that was passed."""
+        values = self.args.to_dict()
+        if self._model is not None and not isinstance(inputs.model, nn.Module):
+            values["model_name_or_path"] = str(inputs.model)
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        (self.args.folder / "config.yaml").write_text(text, encoding="utf-8")
+
     def _host_bytes(self, console: Console) -> int:
         if self.args.host_memory is not None:
             return parse_bytes("host_memory", self.args.host_memory)
         half = available_bytes() // 2
-        console.line(f"host_memory: {gib(half)} GiB, half of what is available; set it to use more or less")
+        console.line(f"host_memory: {size(half)}, half of what is available; set it to use more or less")
         return half
 
     def _leave(self, loop: Loop, console: Console) -> TrainSummary:
@@ -173,9 +182,10 @@ class Trainer:
 def open_engine(config: TrainingConfig, model: str | Path | nn.Module, host_bytes: int, console: Console) -> Engine:
     """The engine of a run, which continues if its store is there."""
     resume = config.resume_from_checkpoint and config.placement != "memory"
-    later: Any = {"resume": resume, "progress": console.progress} if hasattr(Engine, "drain") else {}
+    later: Any = {"resume": resume, "progress": console.progress} if "resume" in inspect.signature(Engine).parameters else {}
     if not later:
-        Engine.num_steps, Engine.drain = 0, lambda engine: None
+        Engine.num_steps = 0
+        Engine.drain = lambda engine: None
     return Engine(
         model,
         ssd=config.drives,
