@@ -6,7 +6,10 @@ STAMP := .venv/.installed
 TEST_DIRS := $(wildcard tests/unit tests/conformance tests/parity tests/cuda)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: setup lint test test-slow test-faults bench clean
+.PHONY: demo setup lint test test-slow test-faults bench clean
+
+demo: setup
+	$(BIN)/python -m demo.run
 
 setup: $(STAMP)
 

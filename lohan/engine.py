@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,7 @@ from lohan.device import open_device
 from lohan.device.protocol import Device
 from lohan.errors import ClosedError, ModelError, OptionError
 from lohan.model.load import open_model
-from lohan.model.shape import ModelShape
+from lohan.model.shape import ModelShape, fingerprint_of
 from lohan.model.units import discover
 from lohan.model.weights_out import export
 from lohan.optim.adamw import AdamW
@@ -48,7 +48,7 @@ from lohan.run.preparing import Preparer
 from lohan.run.ram import Ram
 from lohan.run.record import Recording, record, record_language_model
 from lohan.run.rehearsal import rehearse
-from lohan.run.storage import Storage
+from lohan.run.storage import Storage, Stores
 from lohan.run.training import Prepared, Training
 from lohan.run.transfer import Exporter, Importer, UnitBuffers
 from lohan.schedule.builder import Mode
@@ -57,8 +57,10 @@ from lohan.schedule.slots import Sizes
 from lohan.simulate.simulator import simulate
 from lohan.simulate.timeline import Timeline, lane_use
 from lohan.simulate.trace import write_trace
-from lohan.ssd.base import Store
-from lohan.ssd.file_store import FileStore
+from lohan.ssd.run_stores import DriveStores, MadeStores, MakeStore
+
+Progress = Callable[[str, int, int | None], None]
+"""what is being done, how much of it is, and of how much, if that is known"""
 
 Batches = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """micro-batches: dicts of tensors that the model takes; one, or several"""
@@ -82,7 +84,10 @@ class Engine:
         slice_rows: int = 0,
         loss_tile: int = 4096,
         seed: int = 0,
-        make_store: Callable[[int, str, bool], Store] | None = None,
+        resume: bool = False,
+        identity: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        make_store: MakeStore | None = None,
     ) -> None:
         """Everything but the model has a name and a unit; what each means is in docs/options.md."""
         self.numerics = Numerics(parse_dtype(dtype), slice_rows, loss_tile, seed)
@@ -91,7 +96,9 @@ class Engine:
         self._max_grad_norm = _check_max_grad_norm(max_grad_norm)
         self._host_bytes = parse_bytes("host_memory", host_memory)
         budget = None if device_memory is None else parse_bytes("device_memory", device_memory)
-        self._make_store = make_store or partial(_file_store, _check_ssd(ssd, self.uses_ssd))
+        self._folders = [] if make_store is not None else _check_ssd(ssd, self.uses_ssd)
+        self._resume, self._identity, self._make_store = resume, dict(identity or {}), make_store
+        self._progress: Progress = progress or _silent
         self.device = open_device(device, budget) if isinstance(device, str) else device
         self._dtype = torch.bfloat16 if self.numerics.rest_bytes else torch.float32
         planes = tuple(plane.itemsize for plane in self.optimizer.planes)
@@ -114,6 +121,7 @@ class Engine:
     # ---------------------------------------------------------------- opening
 
     def _open(self, model: str | Path | nn.Module) -> None:
+        self._progress("open model", 0, None)
         self._opened = open_model(model, dtype=self._dtype)
         self.model = self._opened.model
         self.map = discover(self.model)
@@ -135,7 +143,8 @@ class Engine:
         shape = ModelShape(tuple(unit.shape for unit in self.map.units), recording.sites)
         clips = self._max_grad_norm is not None
         if self.uses_ssd:
-            self._storage = Storage(self._make_store, shape, self.sizes, self.numerics)
+            self._storage = Storage(self._stores(shape), shape, self.sizes, self.numerics)
+        resumed = None if self._storage is None else self._storage.resumed
         preparer = Preparer(
             shape, self.sizes, self.device, self._memory, self._storage, self.placement, self._host_bytes, clips
         )
@@ -143,12 +152,32 @@ class Engine:
         if units is None:
             plan = preparer.prepare([0] * len(shape.sites), 1, None).plan
             units = Ram(self._memory, shape, self.sizes, self.numerics, plan.chunk_elements)
-        Importer(self.map, self.sizes, self.numerics, units.write_unit).take(self._opened.tensors)
+        if resumed is None:
+            told = _Told(units.write_unit, len(self.map.units), self._progress)
+            Importer(self.map, self.sizes, self.numerics, told.write_unit).take(self._opened.tensors)
         self._release_source()
         self._put_buffers()
-        training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor)
+        commits = None if self._storage is None else self._storage.commits
+        training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor, commits, resumed)
+        training.commit()
         runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
         self._started = _Started(recording, preparer, units, training, runner)
+
+    def _stores(self, shape: ModelShape) -> Stores:
+        if self._make_store is not None:
+            return MadeStores(self._make_store)
+        return DriveStores(self._folders, self._resume, self._fingerprint(shape))
+
+    def _fingerprint(self, shape: ModelShape) -> dict[str, Any]:
+        """What a run has to have in common with the one that it goes on with."""
+        optimizer = {name: value for name, value in asdict(self.optimizer).items() if name not in ("lr", "kernel")}  # type: ignore[call-overload]
+        return {
+            **self._identity,
+            "model": fingerprint_of(shape),
+            "numerics": {**asdict(self.numerics), "dtype": self.numerics.dtype.value},
+            "optimizer": f"{type(self.optimizer).__name__} {optimizer}",
+            "max_grad_norm": self._max_grad_norm,
+        }
 
     def _release_source(self) -> None:
         """A module that was its own source gives its weights up: the engine has them."""
@@ -207,6 +236,7 @@ class Engine:
             return fitting
         if preparer.current is not None:
             started.training.drain(preparer.current)
+        self._progress("rehearse", 0, None)
         rehearsing = partial(rehearse, started.runner, slices=slices, loss_fn=loss_fn) if slices else None
         prepared = preparer.prepare(needed, num_slices, rehearsing)
         started.training.stale = prepared.kept
@@ -334,6 +364,18 @@ class Engine:
 
     # ---------------------------------------------------------------- saving and closing
 
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps done so far, those of earlier processes included; skipped ones do not count."""
+        return self._ready().training.step
+
+    def drain(self) -> None:
+        """Apply what is pending. On return the last step is what a crash would come back to."""
+        started = self._ready()
+        if started.preparer.current is not None:
+            started.training.drain(started.preparer.current)
+        started.training.commit()
+
     def save_pretrained(
         self, out_dir: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: int = 5 * 10**9
     ) -> None:
@@ -345,9 +387,8 @@ class Engine:
         return self._exporter().tensor(name)
 
     def _exporter(self) -> Exporter:
+        self.drain()
         started = self._ready()
-        if started.preparer.current is not None:
-            started.training.drain(started.preparer.current)
 
         def read_unit(index: int) -> UnitBuffers:
             return started.units.read_unit(index, started.training.sides[index])
@@ -373,6 +414,7 @@ class Engine:
             if started is not None and started.preparer.current is not None and not self._executor.is_told:
                 self._executor.admit()
                 started.training.drain(started.preparer.current)
+                started.training.commit()
 
     def __enter__(self) -> Engine:
         return self
@@ -413,8 +455,22 @@ def _is_language_model(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
 
 
-def _file_store(directories: Sequence[str | Path], nbytes: int, name: str, vanishes: bool) -> Store:
-    return FileStore.create(directories, nbytes, file_name=name, unlinked=vanishes)
+class _Told:
+    """Units that are written, with word of how many they are."""
+
+    def __init__(self, write_unit: Callable[[int, UnitBuffers], None], num_units: int, progress: Progress) -> None:
+        self._write_unit, self._num_units, self._progress = write_unit, num_units, progress
+        self._num_written = 0
+        progress("import weights", 0, num_units)
+
+    def write_unit(self, index: int, buffers: UnitBuffers) -> None:
+        self._write_unit(index, buffers)
+        self._num_written += 1
+        self._progress("import weights", self._num_written, self._num_units)
+
+
+def _silent(phase: str, done: int, total: int | None) -> None:
+    """Nobody asked."""
 
 
 def _check_placement(placement: str | Plan) -> str | Plan:

@@ -16,7 +16,7 @@ class StepReport:
     step: int
     """optimizer steps begun so far, this one included; a step that was skipped does not count"""
     committed_step: int
-    """steps whose updates are all applied; one less while updates wait for the next forward pass"""
+    """the step that a crash now would come back to; without an SSD, the last one whose updates are all applied"""
     loss: float
     grad_norm: float
     """before clipping"""

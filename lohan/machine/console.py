@@ -32,7 +32,7 @@ class Console:
         self._shows = shows
         self._colors = self._out.isatty() and "NO_COLOR" not in os.environ
         self._overwrites = self._err.isatty()
-        self._area = ""
+        self._area, self._gap = "", ""
         self._doing, self._since_s, self._told_s = "", 0.0, 0.0
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="sign of life", daemon=True)
@@ -60,9 +60,9 @@ class Console:
             self._wipe()
             if self._shows:
                 if finding.area != self._area:
-                    print(f"\n{finding.area}", file=self._out)
+                    print(f"{self._gap}{finding.area}", file=self._out)
                 print(render(finding, colors=self._colors), file=self._out, flush=True)
-        self._area = finding.area
+        self._area, self._gap = finding.area, "\n"
 
     def announce(self, text: str) -> None:
         """Something to know now that is no part of the report."""

@@ -63,7 +63,7 @@ def host_findings(rates: HostRates, cores: int, *, busy: bool) -> Iterator[Findi
             value += f", {rates.adamw_all_per_s / 1e6:.0f} on {cores}"
         yield Finding(AREA, "AdamW", value)
     if rates.flops is not None:
-        yield Finding(AREA, "matrix products", f"{rates.flops / 1e12:.2f} TFLOP/s in bf16")
+        yield Finding(AREA, "matrix products", f"{rates.flops / 1e9:.0f} GFLOP/s in bf16")
 
 
 def gpu_rate_findings(area: str, rates: GpuRates) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ schedule begins with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from lohan.device.protocol import Device
 from lohan.errors import BudgetError
 from lohan.host.pool import HostPool
-from lohan.schedule.ops import Access, Tier
+from lohan.schedule.ops import Access, Op, Tier
 from lohan.schedule.slots import Role, SlotTable
 from lohan.ssd.base import Request, Store
 
@@ -130,15 +130,24 @@ def _alone(slot: Tensor) -> Tensor:
     return slot.data
 
 
-class SsdMap:
-    """Where the SSD slots of a schedule lie."""
+def _at_once(op: Op) -> None:
+    """Nothing stands in the way of a write."""
 
-    def __init__(self, places: Mapping[int, Place]) -> None:
-        """`places` by slot."""
-        self._places = places
+
+class SsdMap:
+    """Where the SSD slots of a schedule lie, and when they may be overwritten."""
+
+    def __init__(self, places: Mapping[int, Place], admit: Callable[[Op], None] = _at_once) -> None:
+        """`places` by slot. `admit` returns once an operation may write to its place."""
+        self._places, self.admit = places, admit
 
     @staticmethod
-    def of(table: SlotTable, places: Mapping[tuple[Role, int], Place], sides: Sequence[int]) -> SsdMap:
+    def of(
+        table: SlotTable,
+        places: Mapping[tuple[Role, int], Place],
+        sides: Sequence[int],
+        admit: Callable[[Op], None] = _at_once,
+    ) -> SsdMap:
         """With the turn that each unit's two places have taken: `SIDE_0` is wherever the version to begin with lies."""
         turned = {Role.SIDE_0: Role.SIDE_1, Role.SIDE_1: Role.SIDE_0}
         found = {}
@@ -147,7 +156,7 @@ class SsdMap:
             slot = table.permanent(Tier.SSD, turned[role] if turn else role, owner)
             if slot is not None:
                 found[slot] = place
-        return SsdMap(found)
+        return SsdMap(found, admit)
 
     def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
         """The store that holds an SSD access, and the request that moves it from or to host memory."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,20 +12,31 @@ from torch import Tensor
 from lohan.config import Numerics
 from lohan.host.pool import HostPool
 from lohan.model.shape import ModelShape, align
+from lohan.run.commits import Commits
 from lohan.run.memory import Place
 from lohan.run.transfer import UnitBuffers, rest_range
 from lohan.schedule.slots import ALIGN_BYTES, Role, Sizes
 from lohan.ssd.base import Request, Store
+from lohan.ssd.durable import Durable
 
-MakeStore = Callable[[int, str, bool], Store]
-"""bytes, file name, whether it vanishes with the process -> store"""
+
+class Stores(Protocol):
+    """Where stores come from."""
+
+    def open_units(self, nbytes: int) -> Durable:
+        """The store that keeps the units: new, or of the run that goes on."""
+        ...
+
+    def make_spill(self, nbytes: int) -> Store:
+        """A store that vanishes with the process."""
+        ...
 
 
 class Storage:
     """Both stores. A unit has two places for weights and state, one for frozen weights, one for a gradient that waits."""
 
-    def __init__(self, make_store: MakeStore, shape: ModelShape, sizes: Sizes, numerics: Numerics) -> None:
-        self._make_store, self._shape, self._sizes, self._numerics = make_store, shape, sizes, numerics
+    def __init__(self, stores: Stores, shape: ModelShape, sizes: Sizes, numerics: Numerics) -> None:
+        self._stores, self._shape, self._sizes, self._numerics = stores, shape, sizes, numerics
         self._end = 0
         self._addresses: dict[tuple[Role, int], int] = {}
         for index, unit in enumerate(shape.units):
@@ -33,7 +44,9 @@ class Storage:
             self._add(Role.SIDE_1, index, sizes.region_of(unit))
             self._add(Role.FROZEN, index, sizes.frozen_of(unit))
             self._add(Role.GRADIENT, index, sizes.trainable_of(unit))
-        self.units = make_store(self._end, "store", False)
+        durable = stores.open_units(self._end)
+        self.units, self.resumed = durable.store, durable.resumed
+        self.commits = Commits(durable)
         self.spill: Store | None = None
         self.places = {key: Place(self.units, address) for key, address in self._addresses.items()}
         self._closed_bytes = (0, 0)
@@ -54,7 +67,7 @@ class Storage:
         for nbytes in boundary_bytes:
             starts.append(end)
             end += align(nbytes, ALIGN_BYTES)
-        self.spill = self._make_store(end, "boundaries", True) if end else None
+        self.spill = self._stores.make_spill(end) if end else None
         for owner, (start, nbytes) in enumerate(zip(starts, boundary_bytes, strict=True)):
             if nbytes and self.spill is not None:
                 self.places[Role.BOUNDARY, owner] = Place(self.spill, start)
@@ -110,5 +123,6 @@ class Storage:
     def close(self) -> None:
         with ExitStack() as both:
             both.callback(self.units.close)
+            both.callback(self.commits.close)
             if self.spill is not None:
                 both.callback(self.spill.close)

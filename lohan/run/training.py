@@ -1,8 +1,8 @@
 """The state of a training run between schedules: what is pending, which side of the SSD is current, what comes next.
 
-    begin   a schedule starts
+    begin   a schedule starts; once the updates that were pending are written, the step before is committed
     decide  the norm is known: accept, redo, or skip
-    settle  the schedule is done: sides turn; updates are done, or wait for the next schedule
+    settle  the schedule is done: sides turn; updates are done, and the step is committed, or they wait for the next schedule
 
 *Accept*: updates made during backward stand; deferred ones are pending. *Redo*: the norm exceeds the limit; updates made in the
 other side are worthless, all are pending, with the clip coefficient. *Skip*: loss or norm is not finite; nothing happened.
@@ -11,9 +11,11 @@ other side are worthless, all are pending, with the clip coefficient. *Skip*: lo
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from lohan.config import Numerics
 from lohan.model.shape import ModelShape
@@ -23,12 +25,14 @@ from lohan.optim.team import Team
 from lohan.optim.worker import Hyper, UpdateWorker
 from lohan.plan.plan import Plan, Update
 from lohan.run.alone import Alone, AloneMeasurement
+from lohan.run.commits import Commits
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory, Place, SsdMap, Workspace
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
 from lohan.schedule.checker import check
-from lohan.schedule.ops import Kind, Lane, Schedule, Tier
+from lohan.schedule.ops import Kind, Lane, Op, Schedule, Tier
 from lohan.schedule.slots import Role, SlotTable
+from lohan.ssd.records import Commit
 
 KEPT = (Role.WEIGHTS, Role.STATE)
 """what RAM may keep beside the SSD"""
@@ -76,12 +80,20 @@ class Training:
     """Runs schedules one after the other and keeps the books."""
 
     def __init__(
-        self, shape: ModelShape, optimizer: Optimizer, numerics: Numerics, max_grad_norm: float | None, executor: Executor
+        self,
+        shape: ModelShape,
+        optimizer: Optimizer,
+        numerics: Numerics,
+        max_grad_norm: float | None,
+        executor: Executor,
+        commits: Commits | None = None,
+        resumed: Commit | None = None,
     ) -> None:
         self.shape, self.optimizer, self.numerics, self.max_grad_norm = shape, optimizer, numerics, max_grad_norm
         self.executor = executor
-        self.sides = [0] * len(shape.units)
-        self.step = 0
+        self._commits = commits if commits is not None and commits.keeps else None
+        self.sides = [0] * len(shape.units) if resumed is None else [int(side) for side in resumed.sides]
+        self.step = 0 if resumed is None else resumed.step
         self.pending: frozenset[int] = frozenset()
         self.stale: frozenset[tuple[Role, int]] = frozenset()
         """what RAM keeps, but not in the version that the SSD has"""
@@ -94,8 +106,8 @@ class Training:
 
     @property
     def committed_step(self) -> int:
-        """Steps whose updates have all been applied, or are being written."""
-        return self.step - bool(self.pending)
+        """The step that a crash now would come back to; where only RAM has the model, steps whose updates are all applied."""
+        return self.step - bool(self.pending) if self._commits is None else self._commits.durable_step
 
     def begin(self, prepared: Prepared, mode: Mode, lr: float, present: dict[int, set[int]]) -> Run:
         """Start a schedule. `present` fills during its backward pass."""
@@ -103,9 +115,14 @@ class Training:
         call = Call(mode, self.pending, self.stale, defer=self._expects_clipping and mode is Mode.TRAIN)
         now = Hyper(self.step + 1, lr, 1.0)
         worker = self._worker(prepared, now, self._pending_hyper, present, self._pending_present)
-        ssd = SsdMap.of(prepared.table, prepared.places, self.sides)
+        gate = _Gate(self._commits, call.pending)
+        ssd = SsdMap.of(prepared.table, prepared.places, self.sides, gate.admit)
         run = self.executor.start(prepared.schedule(call), prepared.memory, ssd, worker)
         self._running = _Running(run, worker, prepared, call, lr, present)
+        if self._commits is not None and call.pending:
+            sides = [side ^ (unit in call.pending) for unit, side in enumerate(self.sides)]
+            self._commits.commit(self.step, sides, partial(run.wait_for, self._running.last_pending_write))
+        gate.open()
         return run
 
     def measure(self, prepared: Prepared, compute: Callable[[Run, dict[int, set[int]]], None], tokens: int) -> Alone:
@@ -114,6 +131,7 @@ class Training:
         All updates that may wait are pending in it, so that every kind of operation occurs, and none writes to a current side.
         """
         self.drain(prepared)
+        self.commit()  # what is written from here on would spoil the step before it
         present = {i: {j for j, t in enumerate(u.tensors) if t.trainable} for i, u in enumerate(self.shape.units)}
         plans = prepared.plan.units if prepared.plan.use_ssd else ()
         waiting = frozenset(u for u, plan in enumerate(plans) if plan.update is not Update.IMMEDIATE and present[u])
@@ -202,6 +220,18 @@ class Training:
         if running.call.mode is not Mode.TRAIN:
             self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
         self._running = None
+        self._commit_settled()
+
+    def _commit_settled(self) -> None:
+        """What has no update pending is a step to come back to."""
+        if self._commits is not None and not self.pending:
+            self._commits.commit(self.step, self.sides)
+
+    def commit(self) -> None:
+        """The step as it stands is durable on return, unless updates are pending."""
+        if self._commits is not None:
+            self._commit_settled()
+            self._commits.wait()
 
     def close(self) -> None:
         """Nothing runs any more."""
@@ -216,6 +246,36 @@ class Training:
                 self.settle()
 
 
+class _Gate:
+    """Keeps a schedule from overwriting a place that the newest durable record names.
+
+    An update that was pending goes to a place that was left two steps ago: it waits for the commits asked for before this
+    schedule. One of this schedule's own step goes where the step before last is: it waits for the commit of the last step.
+    """
+
+    def __init__(self, commits: Commits | None, pending: frozenset[int]) -> None:
+        self._commits, self._pending = commits, pending
+        self._admit_pending = self._admit_own = _nothing if commits is None else commits.admit()
+        self._is_open = threading.Event()
+
+    def open(self) -> None:
+        """The commit of the last step has been asked for."""
+        if self._commits is not None:
+            self._admit_own = self._commits.admit()
+        self._is_open.set()
+
+    def admit(self, op: Op) -> None:
+        if op.unit in self._pending and op.writes[0].content.version == 1:
+            self._admit_pending()
+        else:
+            self._is_open.wait()
+            self._admit_own()
+
+
+def _nothing() -> None:
+    """There are no commits to wait for."""
+
+
 @dataclass(slots=True)
 class _Running:
     """The schedule in progress."""
@@ -227,6 +287,12 @@ class _Running:
     lr: float
     present: dict[int, set[int]]
     outcome: Outcome | None = None
+
+    @property
+    def last_pending_write(self) -> Op:
+        """After it, the updates of the step before are all with the drives."""
+        writes = [op for op in self.run.lanes[Lane.SSD_WRITE] if op.kind is Kind.WRITE_UPDATE and op.unit in self.call.pending]
+        return [op for op in writes if op.writes[0].content.version == 1][-1]
 
     @property
     def updated_early(self) -> frozenset[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lohan.errors import OptionError, StoreError
 from lohan.ssd.base import BLOCK_BYTES
-from lohan.ssd.files import OpenFile, create_file
+from lohan.ssd.files import OpenFile, create_file, open_file
 from lohan.ssd.striped import CHUNK_BYTES, NUM_THREADS, STALL_S, STRIPE_BYTES, StripedStore
 from lohan.ssd.stripes import Stripes
 from lohan.ssd.throttle import Throttle
@@ -22,7 +22,7 @@ MAX_FRUITLESS = 3
 
 
 class FileStore(StripedStore):
-    """Bytes in files. `create` makes one."""
+    """Bytes in files. `create` makes one, `open` finds one again."""
 
     def __init__(
         self,
@@ -67,6 +67,32 @@ class FileStore(StripedStore):
                 os.close(file.fd)
                 if not unlinked:
                     file.path.unlink()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        directories: Sequence[str | Path],
+        nbytes: int,
+        *,
+        file_name: str = "store",
+        stripe_bytes: int = STRIPE_BYTES,
+        threads: int = NUM_THREADS,
+        chunk_bytes: int = CHUNK_BYTES,
+        stall_s: float = STALL_S,
+        throttle: Throttle | None = None,
+    ) -> FileStore:
+        """A store that `create` made, with the same folders in the same order. Nothing is initialised."""
+        folders = _check_distinct(directories)
+        stripes = Stripes(len(folders), stripe_bytes, chunk_bytes)
+        files: list[OpenFile] = []
+        try:
+            for folder in folders:
+                files.append(open_file(folder, file_name, stripes.file_bytes(nbytes)))
+            return cls(files, nbytes, stripes, threads=threads, stall_s=stall_s, throttle=throttle)
+        except BaseException:
+            for file in files:
+                os.close(file.fd)
             raise
 
     def read_piece(self, file: int, offset: int, buffer: memoryview) -> None:

@@ -41,7 +41,7 @@ def create_file(folder: Path, name: str, nbytes: int, *, unlinked: bool) -> Open
     """Make the file `name` of `nbytes` bytes in `folder`, all zero. What an earlier run left under this name is replaced."""
     _prepare_folder(folder)
     path = folder / name
-    fd = _open_unlinked(folder, name) if unlinked else _open_locked(folder, path)
+    fd = _open_unlinked(folder, name) if unlinked else _open_locked(folder, path, os.O_CREAT)
     try:
         _allocate(folder, fd, nbytes)
         _try_direct_read(folder, fd)
@@ -54,12 +54,34 @@ def create_file(folder: Path, name: str, nbytes: int, *, unlinked: bool) -> Open
     return OpenFile(path, fd)
 
 
+def open_file(folder: Path, name: str, nbytes: int) -> OpenFile:
+    """The file `name` of `nbytes` bytes that an earlier process made in `folder`, as it left it."""
+    _check_folder(folder)
+    path = folder / name
+    fd = _open_locked(folder, path, 0)
+    try:
+        found_bytes = os.fstat(fd).st_size
+        if found_bytes != nbytes:
+            _refuse(
+                folder, f"{name} in it has {found_bytes} bytes, not {nbytes}", "Restore it from a copy, or remove the folder"
+            )
+        _try_direct_read(folder, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return OpenFile(path, fd)
+
+
 def _prepare_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
     except OSError as error:
         _refuse(folder, f"cannot be made ({error.strerror})", "Name a folder that you may write to", error)
+    _check_folder(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         _refuse(folder, "is a link, not a folder", "Name the folder that it points to")
     if status.st_uid != os.geteuid():
@@ -74,9 +96,9 @@ def _prepare_folder(folder: Path) -> None:
         _refuse(folder, f"is on {kind}, which is RAM and no drive", "Name a folder on an SSD")
 
 
-def _open_locked(folder: Path, path: Path) -> int:
+def _open_locked(folder: Path, path: Path, flags: int) -> int:
     """The file of that name, which no other process has open as a store."""
-    fd = _open(folder, path, _OPEN_FLAGS | os.O_CREAT | os.O_NOFOLLOW)
+    fd = _open(folder, path, _OPEN_FLAGS | flags | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fd, 0o600)

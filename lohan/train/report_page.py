@@ -27,7 +27,7 @@ from lohan.train.report_numbers import Tile, binary_bytes, budget, clip_norm, de
 from lohan.train.report_run import Run
 from lohan.train.report_trace import Lanes
 
-MAX_SAMPLES, MAX_SAMPLE_CHARS, MAX_EVALUATIONS = 24, 2000, 200
+MAX_SAMPLES, MAX_SAMPLE_CHARS, MAX_EVALUATIONS = 2400, 2000, 200
 NUMBER = re.compile(r"\d+")
 LANE_NAMES = {lane: lane.value.replace("_", " ").replace("ssd", "SSD") for lane in Lane}
 
@@ -229,7 +229,8 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 def _settings(settings: Mapping[str, Any]) -> str:
     """What was set first; what was left at its default behind a click."""
     defaults = {field.name: field.default for field in fields(TrainingConfig)}
-    chosen, usual = [], []
+    chosen: list[list[str]] = []
+    usual: list[list[str]] = []
     for name, value in settings.items():
         is_default = name in defaults and defaults[name] == (tuple(value) if isinstance(value, list) else value)
         (usual if is_default else chosen).append([name, _value(name, value)])

@@ -15,7 +15,6 @@ What `train` does:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -182,10 +181,6 @@ class Trainer:
 def open_engine(config: TrainingConfig, model: str | Path | nn.Module, host_bytes: int, console: Console) -> Engine:
     """The engine of a run, which continues if its store is there."""
     resume = config.resume_from_checkpoint and config.placement != "memory"
-    later: Any = {"resume": resume, "progress": console.progress} if "resume" in inspect.signature(Engine).parameters else {}
-    if not later:
-        Engine.num_steps = 0
-        Engine.drain = lambda engine: None
     return Engine(
         model,
         ssd=config.drives,
@@ -199,7 +194,8 @@ def open_engine(config: TrainingConfig, model: str | Path | nn.Module, host_byte
         slice_rows=config.slice_rows,
         loss_tile=config.loss_tile,
         seed=config.seed,
-        **later,
+        resume=resume,
+        progress=console.progress,
     )
 
 

@@ -309,9 +309,26 @@ def test_it_starts_without_torch() -> None:
     assert result.stdout.split() == []
 
 
-def test_the_guide_tells_of_every_option_and_every_line() -> None:
+def test_the_guide_tells_of_every_option() -> None:
     guide = GUIDE.read_text()
     options = [option for action in parser()._actions for option in action.option_strings if option.startswith("--")]
     assert [option for option in options if option != "--help" and f"`{option}" not in guide] == []
     (report,) = re.findall(r"^```text\n(processor\n.*?)^```$", guide, re.DOTALL | re.MULTILINE)
     assert sum(bool(FINDING.match(line)) for line in report.splitlines()) > 20
+
+
+def test_the_program_of_the_guide_runs_on_what_the_command_prints(drive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, report = doctor(capsys, "--ssd", "one", "--json")
+    (drive / "machine.json").write_text(report)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    exec(compile(program, str(GUIDE), "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == str(json.loads(report)["machine"]["cores"]) and second.startswith(f"{drive}/one ")
+
+
+def test_the_lines_of_the_guide_are_those_of_the_command(drive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every name that the report of this machine has is in the guide's."""
+    _, report = doctor(capsys, "--ssd", "one")
+    name = re.compile(r"^  (?:ok|note|warning|problem)\s+(.{20})", re.MULTILINE)
+    optional = {"load", "torch's threads", "link", "layers", "torch", "model", "memory", "driver", "copies"}
+    assert {found.strip() for found in name.findall(report)} - optional <= {f.strip() for f in name.findall(GUIDE.read_text())}

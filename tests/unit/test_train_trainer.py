@@ -1,4 +1,4 @@
-"""Runs are the loop that one would write, whole or interrupted; what is logged, evaluated, sampled, saved, told to callbacks."""
+"""Runs are the loop that one would write, whole or interrupted; what is logged, evaluated, sampled, saved, told to others."""
 
 from __future__ import annotations
 

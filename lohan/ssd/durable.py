@@ -1,0 +1,121 @@
+"""A run's store with its record: made for a new run, or opened again for one that goes on.
+
+    new      allowed where no run is, or where one never came to its first commit. Files are made, then the headers
+    resume   every drive of the run is there, and belongs to the same one; its fingerprint is what this run's would be
+
+Nothing is written, and nothing is lost, before all of that is known.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lohan.errors import OptionError
+from lohan.ssd.base import Store
+from lohan.ssd.file_store import FileStore
+from lohan.ssd.records import Commit, RecordError, RecordFile, read_header
+from lohan.ssd.striped import STRIPE_BYTES
+
+FILE_NAME, META_NAME = "store", "store.meta"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """What outlives the process. Stores in memory have no record."""
+
+    store: Store
+    records: RecordFile | None = None
+
+    @property
+    def resumed(self) -> Commit | None:
+        """The state that the run goes on from; None for a new one."""
+        return None if self.records is None else self.records.last
+
+
+def open_durable(folders: Sequence[str | Path], nbytes: int, fingerprint: Mapping[str, Any], *, resume: bool) -> Durable:
+    """The store of `nbytes` bytes in these folders, new or, with `resume`, as the run left it."""
+    paths = [Path(folder) for folder in folders]
+    found = find_run(paths)
+    if found is None:
+        return _create(paths, nbytes, fingerprint)
+    if not resume:
+        reason = f"a run is there, at step {found.step}, and would be lost"
+        raise OptionError("ssd", _named(paths), reason, "Go on with it (resume=True), name another folder, or remove this one")
+    return _reopen(paths, nbytes, fingerprint)
+
+
+def find_run(folders: Sequence[Path]) -> Commit | None:
+    """The newest commit in any of these folders; None where there is nothing to lose."""
+    commits = []
+    for folder in folders:
+        if (folder / META_NAME).exists():
+            records = RecordFile.open(folder / META_NAME)
+            records.close()
+            commits += [records.last] if records.last is not None else []
+    return max(commits, key=lambda commit: commit.number, default=None)
+
+
+def _create(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
+    store = FileStore.create(folders, nbytes, file_name=FILE_NAME)
+    try:
+        run = secrets.token_hex(8)
+        shared = {"format": FORMAT, "run": run, "of": len(folders), "nbytes": nbytes, "stripe_bytes": STRIPE_BYTES}
+        headers = [{**shared, "drive": drive, "fingerprint": fingerprint} for drive in range(len(folders))]
+        files = [RecordFile.create(folder / META_NAME, h) for folder, h in zip(folders, headers, strict=True)]
+        for other in files[1:]:
+            other.close()
+    except BaseException:
+        store.close()
+        raise
+    return Durable(store, files[0])
+
+
+def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
+    ordered = _drives_of(folders)
+    header = read_header(ordered[0] / META_NAME)
+    if differences := _differences(header["fingerprint"], fingerprint):
+        reason = f"the run there is another one: {'; '.join(differences)}"
+        raise OptionError("ssd", _named(folders), reason, "Use its settings to go on with it, or name another folder")
+    if header["nbytes"] != nbytes:
+        reason = f"the store there has {header['nbytes']} bytes, this run's {nbytes}"
+        raise OptionError("ssd", _named(folders), reason, "Name another folder")
+    store = FileStore.open(ordered, nbytes, file_name=FILE_NAME, stripe_bytes=header["stripe_bytes"])
+    try:
+        return Durable(store, RecordFile.open(ordered[0] / META_NAME))
+    except BaseException:
+        store.close()
+        raise
+
+
+def _drives_of(folders: Sequence[Path]) -> list[Path]:
+    """The folders in the order in which the run has them; refused unless they are all of its own and no others."""
+    headers: dict[Path, dict[str, Any]] = {}
+    for folder in folders:
+        try:
+            headers[folder] = read_header(folder / META_NAME)
+        except (FileNotFoundError, RecordError) as error:
+            reason = f"{folder} does not belong to the run in the other folders ({error})"
+            raise OptionError("ssd", _named(folders), reason, "Name all folders of the run, and no others") from error
+    runs = {header["run"] for header in headers.values()}
+    num = next(iter(headers.values()))["of"]
+    ordered = sorted(headers, key=lambda folder: headers[folder]["drive"])
+    if len(runs) > 1 or [headers[folder]["drive"] for folder in ordered] != list(range(num)):
+        reason = f"the run has {num} folders, and these are not all of them" if len(runs) == 1 else "they hold several runs"
+        raise OptionError("ssd", _named(folders), reason, "Name all folders of the run, and no others")
+    return ordered
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between two fingerprints, in words."""
+    names = sorted({*there, *here})
+    return [f"{n} was {there.get(n)!r}, is {here.get(n)!r}" for n in names if there.get(n) != here.get(n)]
+
+
+def _named(folders: Sequence[Path]) -> list[str]:
+    return [os.fspath(folder) for folder in folders]
