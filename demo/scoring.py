@@ -47,7 +47,7 @@ def ask(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: S
             prompts,
             add_special_tokens=False,
             padding=True,
-            padding_side="right",
+            padding_side="left",
             return_token_type_ids=False,
             return_tensors="pt",
         ).to(model.device)
