@@ -27,7 +27,7 @@ from lohan.train.report_numbers import Tile, binary_bytes, budget, clip_norm, de
 from lohan.train.report_run import Run
 from lohan.train.report_trace import Lanes
 
-MAX_SAMPLES, MAX_SAMPLE_CHARS, MAX_EVALUATIONS = 2400, 2000, 200
+MAX_SAMPLES, MAX_SAMPLE_CHARS, MAX_EVALUATIONS = 24, 2000, 200
 NUMBER = re.compile(r"\d+")
 LANE_NAMES = {lane: lane.value.replace("_", " ").replace("ssd", "SSD") for lane in Lane}
 

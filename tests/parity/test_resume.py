@@ -120,7 +120,7 @@ def test_another_run_is_refused_and_says_what_differs(tmp_path: Path) -> None:
     for options, difference in (
         ({"identity": {"data": "b"}}, "data was 'a', is 'b'"),
         ({"identity": {"data": "a"}, "seed": 4}, "numerics was .*'seed': 3.*, is .*'seed': 4"),
-        ({"identity": {"data": "a"}, "optimizer": SGD(lr=1.0)}, "optimizer was 'AdamW"),
+        ({"identity": {"data": "a"}, "optimizer": SGD(lr=1.0)}, "optimizer was .AdamW"),
         ({"identity": {"data": "a"}, "max_grad_norm": 7.0}, "max_grad_norm was 2.05, is 7.0"),
         ({"identity": {"data": "a"}, "resume": False}, "a run is there, at step 1"),
     ):

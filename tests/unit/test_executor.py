@@ -62,6 +62,9 @@ class Machine:
     def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
         return self.store, ((access.slot - NUM_HOST) * SLOT_BYTES, memory)
 
+    def admit(self, op: Op) -> None:
+        """Nothing is durable here that a write could spoil."""
+
     def start(self, ops: tuple[Op, ...] = ROUND, work: Work = double) -> Run:
         tiers = [Tier.HOST] * NUM_HOST + [Tier.SSD] * NUM_HOST
         slots = tuple(Slot(index, f"slot {index}", tier, SLOT_BYTES) for index, tier in enumerate(tiers))
