@@ -13,6 +13,7 @@ What happens in it, from the top:
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,8 @@ from lohan.config import Numerics, parse_bytes, parse_dtype
 from lohan.device import open_device
 from lohan.device.protocol import Device
 from lohan.errors import ClosedError, ModelError, OptionError
+from lohan.keep.checkpoint import find_checkpoint, save_state
+from lohan.keep.planes import RunState
 from lohan.model.load import open_model
 from lohan.model.shape import ModelShape, fingerprint_of
 from lohan.model.units import discover
@@ -48,6 +51,7 @@ from lohan.run.preparing import Preparer
 from lohan.run.ram import Ram
 from lohan.run.record import Recording, record, record_language_model
 from lohan.run.rehearsal import rehearse
+from lohan.run.state import MemoryState, StoreState, layout_of
 from lohan.run.storage import Storage, Stores
 from lohan.run.training import Prepared, Training
 from lohan.run.transfer import Exporter, Importer, UnitBuffers
@@ -57,6 +61,7 @@ from lohan.schedule.slots import Sizes
 from lohan.simulate.simulator import simulate
 from lohan.simulate.timeline import Timeline, lane_use
 from lohan.simulate.trace import write_trace
+from lohan.ssd.records import Commit
 from lohan.ssd.run_stores import DriveStores, MadeStores, MakeStore
 
 Progress = Callable[[str, int, int | None], None]
@@ -85,6 +90,7 @@ class Engine:
         loss_tile: int = 4096,
         seed: int = 0,
         resume: bool = False,
+        checkpoint: str | Path | None = None,
         identity: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         make_store: MakeStore | None = None,
@@ -98,6 +104,7 @@ class Engine:
         budget = None if device_memory is None else parse_bytes("device_memory", device_memory)
         self._folders = [] if make_store is not None else _check_ssd(ssd, self.uses_ssd)
         self._resume, self._identity, self._make_store = resume, dict(identity or {}), make_store
+        self.checkpoint = None if checkpoint is None else find_checkpoint(checkpoint)
         self._progress: Progress = progress or _silent
         self.device = open_device(device, budget) if isinstance(device, str) else device
         self._dtype = torch.bfloat16 if self.numerics.rest_bytes else torch.float32
@@ -111,6 +118,7 @@ class Engine:
         self._started: _Started | None = None
         self._alone: Alone | None = None
         self._last: Run | None = None
+        self._run_id = secrets.token_hex(8) if self.checkpoint is None else self.checkpoint.manifest.run
         self._closed = False
         try:
             self._open(model)
@@ -142,6 +150,8 @@ class Engine:
         """From the recorded order to a model that waits for its first batch."""
         shape = ModelShape(tuple(unit.shape for unit in self.map.units), recording.sites)
         clips = self._max_grad_norm is not None
+        if self.checkpoint is not None:
+            self.checkpoint.check_fits(layout_of(shape, self.sizes), self._fingerprint(shape))
         if self.uses_ssd:
             self._storage = Storage(self._stores(shape), shape, self.sizes, self.numerics)
         resumed = None if self._storage is None else self._storage.resumed
@@ -152,7 +162,11 @@ class Engine:
         if units is None:
             plan = preparer.prepare([0] * len(shape.sites), 1, None).plan
             units = Ram(self._memory, shape, self.sizes, self.numerics, plan.chunk_elements)
-        if resumed is None:
+        state = self._state_of(preparer, [0] * len(shape.units))
+        if resumed is None and self.checkpoint is not None:
+            self.checkpoint.load(state, self._progress)
+            resumed = Commit(0, self.checkpoint.manifest.step, "0" * len(shape.units))
+        elif resumed is None:
             told = _Told(units.write_unit, len(self.map.units), self._progress)
             Importer(self.map, self.sizes, self.numerics, told.write_unit).take(self._opened.tensors)
         self._release_source()
@@ -166,7 +180,16 @@ class Engine:
     def _stores(self, shape: ModelShape) -> Stores:
         if self._make_store is not None:
             return MadeStores(self._make_store)
-        return DriveStores(self._folders, self._resume, self._fingerprint(shape))
+        origin = None if self.checkpoint is None else self.checkpoint.origin
+        return DriveStores(self._folders, self._resume, self._fingerprint(shape), origin)
+
+    def _state_of(self, preparer: Preparer, sides: Sequence[int]) -> RunState:
+        """Where the run has its planes."""
+        layout = layout_of(preparer.shape, self.sizes)
+        if self._storage is not None:
+            return StoreState(self._storage, layout, sides)
+        assert preparer.current is not None, "without an SSD, memory is laid out before anything else"
+        return MemoryState(self._memory, layout, preparer.current.plan.chunk_elements)
 
     def _fingerprint(self, shape: ModelShape) -> dict[str, Any]:
         """What a run has to have in common with the one that it goes on with."""
@@ -378,9 +401,46 @@ class Engine:
 
     def save_pretrained(
         self, out_dir: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: int = 5 * 10**9
-    ) -> None:
-        """Write a model that Transformers loads: the source's dtype (or `dtype`), from the fp32 masters."""
-        export(self._opened, self._exporter().tensor, out_dir, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    ) -> dict[str, int]:
+        """Write a model that Transformers loads: the source's dtype (or `dtype`), from the fp32 masters.
+
+        All of it is read back and compared before the files take their names. Returns the checksum of each tensor.
+        """
+        return export(self._opened, self._exporter().tensor, out_dir, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+    def save_state(self, folder: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
+        """Write all that a run goes on from (`checkpoint=`), read it back and compare it; whole or not there.
+
+        `notes`, as JSON has them, go into its manifest.
+        """
+        self.drain()
+        training, preparer = self._ready().training, self._ready().preparer
+        save_state(
+            folder,
+            self._state_of(preparer, training.sides),
+            layout_of(preparer.shape, self.sizes),
+            run_id=self.run_id,
+            step=training.step,
+            fingerprint=self._fingerprint(preparer.shape),
+            notes=notes or {},
+            progress=self._progress,
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """What `save_state` writes."""
+        return layout_of(self.shape, self.sizes).nbytes
+
+    @property
+    def model_bytes(self) -> int:
+        """What `save_pretrained` writes, if it is not told another dtype."""
+        return sum(spec.num_bytes for spec in self._opened.stored.values())
+
+    @property
+    def run_id(self) -> str:
+        """Of this run and of all that go on from its checkpoints."""
+        self._ready()
+        return self._storage.run_id if self._storage is not None else self._run_id
 
     def read_parameter(self, name: str) -> Tensor:
         """The fp32 master of a trainable parameter, the weight of a frozen one."""

@@ -2,6 +2,7 @@
 
     plan     the tensors of the checkpoint, named and shaped as the source had them, grouped by what is converted together
     write    shard by shard: the header first, then each group is read, cast, converted and written to its place
+    verify   each shard is read back from the drive, and every tensor compared with what was written
     publish  when all shards are on disk, the old weights' index goes, the new shards take their names, the index comes last
 
 A folder is thus never a mixture of two models: if the machine stops in between, it has no index and does not load.
@@ -25,11 +26,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lohan import native
+from lohan.checksum import checksum
 from lohan.errors import ModelError, StoreError
 from lohan.model.folder import CONFIG_NAME, GENERATION_CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME
 from lohan.model.keys import group_for_export, to_source_format
 from lohan.model.load import OpenedModel
 from lohan.model.safetensors_file import TensorSpec, lay_out_file, sync_folder
+from lohan.model.written_back import verify_tensors
 
 CHUNK_ELEMENTS = 2**20
 """cast and written at a time"""
@@ -59,8 +62,8 @@ def export(
     *,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5 * 10**9,
-) -> None:
-    """Write the model to a folder, each tensor in the source's dtype, or all in `dtype`.
+) -> dict[str, int]:
+    """Write the model to a folder, each tensor in the source's dtype, or all in `dtype`; returns the checksums of all tensors.
 
     `read_tensor` gives a parameter by its name in the model, whole, as fp32 master or as stored; buffers come from the
     module. A master becomes bf16 by rounding half up, which is how lohan's bf16 weights come from it during training.
@@ -69,9 +72,12 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     shards = _into_shards(list(_parts(opened, dtype)), max_shard_bytes)
     partial = {name: folder / f"{name}.partial" for name in shards}
+    checksums: dict[str, int] = {}
     try:
         for name, parts in shards.items():
-            _write_shard(opened, read_tensor, parts, partial[name])
+            of_shard = _write_shard(opened, read_tensor, parts, partial[name])
+            verify_tensors(partial[name], of_shard)
+            checksums |= of_shard
     except BaseException:
         for path in partial.values():
             path.unlink(missing_ok=True)
@@ -80,6 +86,7 @@ def export(
     for name, text in _side_files(opened, dtype).items():
         _write_whole(folder / name, text)
     sync_folder(folder)
+    return checksums
 
 
 def _parts(opened: OpenedModel, dtype: torch.dtype | None) -> Iterator[Part]:
@@ -112,21 +119,25 @@ def _into_shards(parts: list[Part], max_shard_bytes: int) -> dict[str, list[Part
     return {f"model-{i:05d}-of-{len(shards):05d}.safetensors": shard for i, shard in enumerate(shards, start=1)}
 
 
-def _write_shard(opened: OpenedModel, read_tensor: Callable[[str], Tensor], parts: list[Part], path: Path) -> None:
+def _write_shard(opened: OpenedModel, read_tensor: Callable[[str], Tensor], parts: list[Part], path: Path) -> dict[str, int]:
+    """One file, durable on return; the checksum of each of its tensors."""
     header, offsets, num_bytes = lay_out_file(spec for part in parts for spec in part.files)
+    checksums: dict[str, int] = {}
     with path.open("wb", buffering=0) as file:
         descriptor = file.fileno()
         _write_at(path, descriptor, 0, memoryview(header))
         os.posix_fallocate(descriptor, 0, num_bytes)
         for part in parts:
             for spec, tensor in _values(opened, read_tensor, part):
-                at = offsets[spec.name]
+                at, checksums[spec.name] = offsets[spec.name], 0
                 for chunk in torch.split(tensor.reshape(-1), CHUNK_ELEMENTS):
                     data = memoryview(cast(chunk, part.dtype).view(torch.uint8).numpy().data)
                     _write_at(path, descriptor, at, data)
+                    checksums[spec.name] = checksum(data, checksums[spec.name])
                     at += len(data)
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    return checksums
 
 
 def _values(opened: OpenedModel, read_tensor: Callable[[str], Tensor], part: Part) -> Iterator[tuple[TensorSpec, Tensor]]:

@@ -45,7 +45,7 @@ class Storage:
             self._add(Role.FROZEN, index, sizes.frozen_of(unit))
             self._add(Role.GRADIENT, index, sizes.trainable_of(unit))
         durable = stores.open_units(self._end)
-        self.units, self.resumed = durable.store, durable.resumed
+        self.units, self.resumed, self.run_id = durable.store, durable.resumed, durable.run
         self.commits = Commits(durable)
         self.spill: Store | None = None
         self.places = {key: Place(self.units, address) for key, address in self._addresses.items()}

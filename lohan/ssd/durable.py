@@ -2,6 +2,7 @@
 
     new      allowed where no run is, or where one never came to its first commit. Files are made, then the headers
     resume   every drive of the run is there, and belongs to the same one; its fingerprint is what this run's would be
+    return   a run that begins with a checkpoint of the run that is there: its records go, durably, and then it is a new one
 
 Nothing is written, and nothing is lost, before all of that is known.
 """
@@ -11,18 +12,28 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lohan.errors import OptionError
 from lohan.ssd.base import Store
 from lohan.ssd.file_store import FileStore
-from lohan.ssd.records import Commit, RecordError, RecordFile, read_header
+from lohan.ssd.records import Commit, RecordError, RecordFile, read_header, sync_folder
 from lohan.ssd.striped import STRIPE_BYTES
 
 FILE_NAME, META_NAME = "store", "store.meta"
 FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The checkpoint that a run begins with."""
+
+    run: str
+    """that it was saved by, and that goes on with it"""
+    checkpoint: str
+    """which one: its identity"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,7 @@ class Durable:
 
     store: Store
     records: RecordFile | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def resumed(self) -> Commit | None:
@@ -38,12 +50,28 @@ class Durable:
         return None if self.records is None else self.records.last
 
 
-def open_durable(folders: Sequence[str | Path], nbytes: int, fingerprint: Mapping[str, Any], *, resume: bool) -> Durable:
-    """The store of `nbytes` bytes in these folders, new or, with `resume`, as the run left it."""
+def open_durable(
+    folders: Sequence[str | Path],
+    nbytes: int,
+    fingerprint: Mapping[str, Any],
+    *,
+    resume: bool,
+    origin: Origin | None = None,
+) -> Durable:
+    """The store of `nbytes` bytes in these folders: new, or as the run left it with `resume`.
+
+    With an `origin`, a run that began with it is gone on with, and one that it was saved by gives way to it.
+    """
     paths = [Path(folder) for folder in folders]
     found = find_run(paths)
     if found is None:
-        return _create(paths, nbytes, fingerprint)
+        return _create(paths, nbytes, fingerprint, origin)
+    if origin is not None and (header := read_header(_drives_of(paths)[0] / META_NAME)).get("origin") != origin.checkpoint:
+        if header["run"] != origin.run:
+            reason = f"another run than the checkpoint's is there, at step {found.step}, and would be lost"
+            raise OptionError("ssd", _named(paths), reason, "Name another folder, or remove this one")
+        _forget(paths, header)
+        return _create(paths, nbytes, fingerprint, origin)
     if not resume:
         reason = f"a run is there, at step {found.step}, and would be lost"
         raise OptionError("ssd", _named(paths), reason, "Go on with it (resume=True), name another folder, or remove this one")
@@ -61,33 +89,46 @@ def find_run(folders: Sequence[Path]) -> Commit | None:
     return max(commits, key=lambda commit: commit.number, default=None)
 
 
-def _create(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
+def _forget(folders: Sequence[Path], header: Mapping[str, Any]) -> None:
+    """Nothing in these folders is a run any more, whatever happens next. Refused while a process has it open."""
+    ordered = _drives_of(folders)
+    store = FileStore.open(ordered, header["nbytes"], file_name=FILE_NAME, stripe_bytes=header["stripe_bytes"])
+    try:
+        for folder in ordered:  # the first has the records: without them nothing is there to lose
+            (folder / META_NAME).unlink()
+            sync_folder(folder)
+    finally:
+        store.close()
+
+
+def _create(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any], origin: Origin | None) -> Durable:
     store = FileStore.create(folders, nbytes, file_name=FILE_NAME)
     try:
-        run = secrets.token_hex(8)
+        run = secrets.token_hex(8) if origin is None else origin.run
         shared = {"format": FORMAT, "run": run, "of": len(folders), "nbytes": nbytes, "stripe_bytes": STRIPE_BYTES}
-        headers = [{**shared, "drive": drive, "fingerprint": fingerprint} for drive in range(len(folders))]
+        shared |= {"fingerprint": fingerprint, "origin": None if origin is None else origin.checkpoint}
+        headers = [{**shared, "drive": drive} for drive in range(len(folders))]
         files = [RecordFile.create(folder / META_NAME, h) for folder, h in zip(folders, headers, strict=True)]
         for other in files[1:]:
             other.close()
     except BaseException:
         store.close()
         raise
-    return Durable(store, files[0])
+    return Durable(store, files[0], run)
 
 
 def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
     ordered = _drives_of(folders)
     header = read_header(ordered[0] / META_NAME)
-    if differences := _differences(header["fingerprint"], fingerprint):
-        reason = f"the run there is another one: {'; '.join(differences)}"
+    if found := differences(header["fingerprint"], fingerprint):
+        reason = f"the run there is another one: {'; '.join(found)}"
         raise OptionError("ssd", _named(folders), reason, "Use its settings to go on with it, or name another folder")
     if header["nbytes"] != nbytes:
         reason = f"the store there has {header['nbytes']} bytes, this run's {nbytes}"
         raise OptionError("ssd", _named(folders), reason, "Name another folder")
     store = FileStore.open(ordered, nbytes, file_name=FILE_NAME, stripe_bytes=header["stripe_bytes"])
     try:
-        return Durable(store, RecordFile.open(ordered[0] / META_NAME))
+        return Durable(store, RecordFile.open(ordered[0] / META_NAME), header["run"])
     except BaseException:
         store.close()
         raise
@@ -111,7 +152,7 @@ def _drives_of(folders: Sequence[Path]) -> list[Path]:
     return ordered
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """What differs between two fingerprints, in words."""
     names = sorted({*there, *here})
     return [f"{n} was {there.get(n)!r}, is {here.get(n)!r}" for n in names if there.get(n) != here.get(n)]

@@ -96,10 +96,10 @@ class FileStore(StripedStore):
             raise
 
     def read_piece(self, file: int, offset: int, buffer: memoryview) -> None:
-        _transfer("read", os.preadv, self._files[file], offset, buffer)
+        transfer("read", os.preadv, self._files[file], offset, buffer)
 
     def write_piece(self, file: int, offset: int, buffer: memoryview) -> None:
-        _transfer("write", os.pwritev, self._files[file], offset, buffer)
+        transfer("write", os.pwritev, self._files[file], offset, buffer)
 
     def sync_file(self, file: int) -> None:
         path, fd = self._files[file].path, self._files[file].fd
@@ -123,7 +123,7 @@ def _check_distinct(directories: Sequence[str | Path]) -> list[Path]:
     return folders
 
 
-def _transfer(
+def transfer(
     action: str, call: Callable[[int, list[memoryview], int], int], file: OpenFile, offset: int, buffer: memoryview
 ) -> None:
     """Move all of `buffer`, by as many system calls as it takes."""

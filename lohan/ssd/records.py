@@ -65,7 +65,7 @@ class RecordFile:
             _write_all(partial, fd, 0, encode(header, HEADER_BYTES))
             os.fsync(fd)
             os.rename(partial, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             os.close(fd)
             raise
@@ -166,7 +166,8 @@ def _write_all(path: Path, fd: int, offset: int, page: bytes) -> None:
         done += got
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Names in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

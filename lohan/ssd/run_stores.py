@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lohan.ssd.base import Store
-from lohan.ssd.durable import Durable, open_durable
+from lohan.ssd.durable import Durable, Origin, open_durable
 from lohan.ssd.file_store import FileStore
 
 MakeStore = Callable[[int, str, bool], Store]
@@ -22,9 +22,10 @@ class DriveStores:
     folders: Sequence[str | Path]
     resume: bool
     fingerprint: Mapping[str, Any]
+    origin: Origin | None = None
 
     def open_units(self, nbytes: int) -> Durable:
-        return open_durable(self.folders, nbytes, self.fingerprint, resume=self.resume)
+        return open_durable(self.folders, nbytes, self.fingerprint, resume=self.resume, origin=self.origin)
 
     def make_spill(self, nbytes: int) -> Store:
         return FileStore.create(self.folders, nbytes, file_name="boundaries", unlinked=True)

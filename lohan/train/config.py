@@ -109,11 +109,17 @@ class TrainingConfig:
     report_to: Sequence[str] = ()
     """trackers: tensorboard, wandb, trackio"""
     save_steps: int = 0
-    """steps between models saved as checkpoint-<step>; 0: none. A run continues from its store, not from these"""
+    """steps between checkpoints to keep, checkpoint-<step>; 0: none. The store holds every step without them"""
     save_total_limit: int | None = None
-    """how many checkpoint-<step> are kept; none: all"""
-    resume_from_checkpoint: bool = True
-    """continue the run that the store holds; false: refuse to, if there is one"""
+    """how many checkpoints are kept, the newest; none: all"""
+    save_first_step: bool = False
+    """a checkpoint after the first step too, so that what would go wrong with one goes wrong at once"""
+    save_only_model: bool = False
+    """checkpoints hold the model only, 2 B a parameter in bf16; else also what the run can go on from, 12 B more with adamw"""
+    checkpoint_dir: str | None = None
+    """folder for checkpoints, on another disk for example; none: output_dir"""
+    resume_from_checkpoint: str | bool = True
+    """true: continue what the store holds; false: refuse to, if it holds a run; or the checkpoint to go on from"""
 
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:<number>, or emulated"""
@@ -156,9 +162,10 @@ class TrainingConfig:
         if self.eval_steps is not None and self.eval_strategy != "steps":
             reason = f"eval_strategy is {self.eval_strategy!r}, so it has no effect"
             raise OptionError("eval_steps", self.eval_steps, reason, "Set eval_strategy to steps, or leave eval_steps out")
-        if self.save_total_limit is not None and not self.save_steps:
-            reason = "save_steps is 0, so it has no effect"
-            raise OptionError("save_total_limit", self.save_total_limit, reason, "Set save_steps, or leave it out")
+        for name in ("save_total_limit", "save_only_model", "checkpoint_dir"):
+            if getattr(self, name) not in (None, False) and not (self.save_steps or self.save_first_step):
+                reason = "save_steps is 0, so it has no effect"
+                raise OptionError(name, getattr(self, name), reason, "Set save_steps, or leave it out")
         if self.placement == "memory" and self.ssd:
             reason = "placement is 'memory', so nothing would be there"
             raise OptionError("ssd", list(self.ssd), reason, "Leave ssd out, or set placement to auto")
@@ -182,6 +189,10 @@ class TrainingConfig:
     @property
     def folder(self) -> Path:
         return Path(self.output_dir)
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return Path(self.checkpoint_dir or self.output_dir)
 
     @property
     def drives(self) -> list[Path]:

@@ -40,11 +40,16 @@ class Inputs:
     """optimizer steps of the whole run"""
     schedule: LrSchedule
 
-    def save(self, engine: Engine, folder: Path) -> None:
-        """The model as it is now, with the tokenizer that it was trained with."""
-        engine.save_pretrained(folder)
+    @property
+    def model_name(self) -> str:
+        return type(self.model).__name__ if isinstance(self.model, nn.Module) else str(self.model)
+
+    def save(self, engine: Engine, folder: Path) -> dict[str, int]:
+        """The model as it is now, with the tokenizer that it was trained with; the checksum of each tensor."""
+        checksums = engine.save_pretrained(folder)
         if self.has_own_tokenizer:
             self.tokenizer.save_pretrained(folder)
+        return checksums
 
 
 def read_inputs(

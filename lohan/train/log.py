@@ -1,7 +1,8 @@
 """output_dir/log.jsonl: one JSON object a line for each step, evaluation and sample, in order.
 
 A run that continues at step N keeps the lines up to N and drops what a crash left beyond it, or half written, so that no
-step is there twice. A run that begins puts the log of an earlier one aside, as log.before.jsonl. Numbers that are not finite
+step is there twice. A run that begins puts the log that is there aside, as log.before.jsonl; one that begins with a checkpoint
+begins with its log. Numbers that are not finite
 become null, which every reader of JSON knows.
 
 A step whose loss or gradient was not finite has a line with `skipped: true` and the number of the step before it.
@@ -24,12 +25,15 @@ Record = dict[str, Any]
 class RunLog:
     """Open from step `num_steps` on; `records` is what the run had written up to it."""
 
-    def __init__(self, folder: Path, num_steps: int) -> None:
+    def __init__(self, folder: Path, num_steps: int, checkpoint: Path | None = None) -> None:
+        """`checkpoint`: that the run goes on from, whose log it begins with."""
         self.path = folder / LOG_NAME
         folder.mkdir(parents=True, exist_ok=True)
-        if num_steps == 0 and self.path.exists():
+        before = read_log(checkpoint / LOG_NAME) if checkpoint is not None else []
+        begins = num_steps <= max((record.get("step", 0) for record in before), default=0)
+        if begins and self.path.exists():
             self.path.replace(folder / "log.before.jsonl")
-        self.records = [record for record in read_log(self.path) if record.get("step", 0) <= num_steps]
+        self.records = before if begins else [line for line in read_log(self.path) if line.get("step", 0) <= num_steps]
         partial = self.path.with_name(f"{LOG_NAME}.partial")
         with partial.open("w", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(record)}\n" for record in self.records)

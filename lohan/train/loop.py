@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from shutil import rmtree
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from lohan.errors import OptionError
 from lohan.report import StepReport
 from lohan.run.batches import IGNORED
 from lohan.train.callbacks import Callbacks
+from lohan.train.checkpoints import Checkpoints
 from lohan.train.config import TrainingConfig
 from lohan.train.console import Console
 from lohan.train.inputs import Inputs
@@ -49,6 +49,7 @@ class Loop:
     log: RunLog
     console: Console
     interrupts: Interrupts
+    checkpoints: Checkpoints
     num_steps: int
     """optimizer steps done so far, by earlier processes too"""
     num_skipped: int = 0
@@ -116,6 +117,7 @@ class Loop:
         state.num_input_tokens_seen += record["tokens"]
         control.should_log = self.num_steps % self.config.logging_steps == 0 or self.num_here == 1 or self.is_done
         control.should_save = bool(self.config.save_steps) and self.num_steps % self.config.save_steps == 0
+        control.should_save |= self.config.save_first_step and self.num_steps == 1
         control.should_evaluate = self._evaluates_now()
         self.console.idle()
         if control.should_log or report.skipped:
@@ -206,14 +208,7 @@ class Loop:
             self.log.write({"step": self.num_steps, "prompt": prompt, "sample": text})
 
     def _save_checkpoint(self) -> None:
-        folder = self.config.folder / f"checkpoint-{self.num_steps}"
-        self.console.phase(f"save {folder}")
-        self.inputs.save(self.engine, folder)
-        limit = self.config.save_total_limit
-        numbered = sorted((int(path.name.partition("-")[2]), path) for path in self.config.folder.glob("checkpoint-[0-9]*"))
-        for _, old in numbered[:-limit] if limit else []:
-            rmtree(old)
-        self.console.idle()
+        self.checkpoints.save(self.num_steps)
         self.callbacks.call("on_save")
 
 

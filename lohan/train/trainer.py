@@ -33,6 +33,7 @@ from lohan.optim.adamw import AdamW
 from lohan.optim.base import Optimizer
 from lohan.optim.sgd import SGD
 from lohan.train.callbacks import Callbacks, check_trackers
+from lohan.train.checkpoints import Checkpoints, chosen_checkpoint
 from lohan.train.checks import check_folders
 from lohan.train.config import TrainingConfig
 from lohan.train.console import Console
@@ -96,6 +97,7 @@ class Trainer:
             interrupts = stack.enter_context(Interrupts("finishing this step; once more leaves at once"))
             check_folders(self.args)
             check_trackers(self.args)
+            checkpoint = chosen_checkpoint(self.args)
             inputs = read_inputs(self.args, self._model, self._train_dataset, self._eval_dataset, self._tokenizer, console)
             if self.args.debug_data:
                 return self._show(inputs, console)
@@ -103,13 +105,14 @@ class Trainer:
             meter = Meter(
                 host_bytes, parse_bytes("device_memory", self.args.device_memory) if self.args.device_memory else None
             )
-            engine = stack.enter_context(open_engine(self.args, inputs.model, host_bytes, console))
-            log = stack.enter_context(RunLog(self.args.folder, engine.num_steps))
+            engine = stack.enter_context(open_engine(self.args, inputs.model, host_bytes, console, checkpoint))
+            log = stack.enter_context(RunLog(self.args.folder, engine.num_steps, checkpoint))
             self._write_config(inputs)
             callbacks = Callbacks(self.args, self.callbacks, model=engine.model, processing_class=inputs.tokenizer)
-            loop = Loop(
-                self.args, engine, inputs, callbacks, meter, log, console, interrupts, engine.num_steps, log.num_skipped
-            )
+            checkpoints = Checkpoints(self.args, engine, inputs, callbacks, log, console)
+            checkpoints.begin(engine.num_steps)
+            done = engine.num_steps, log.num_skipped
+            loop = Loop(self.args, engine, inputs, callbacks, meter, log, console, interrupts, checkpoints, *done)
             _announce(loop, console)
             loop.run()
             if not loop.is_done:
@@ -148,13 +151,9 @@ class Trainer:
             )
             model_dir = None
         else:
-            model_dir = self.args.folder / f"checkpoint-{loop.num_steps}"
-            console.phase(f"save {model_dir}")
-            loop.inputs.save(loop.engine, model_dir)
-            console.idle()
-            console.line(
-                f"interrupted: the model after step {loop.num_steps} is in {model_dir}; its optimizer's state was in RAM only"
-            )
+            model_dir = loop.checkpoints.save(loop.num_steps)
+            only = "; its optimizer's state was in RAM only" if self.args.save_only_model else ". The same command continues"
+            console.line(f"interrupted: the run after step {loop.num_steps} is in {model_dir}{only}")
         return self._summary(loop, model_dir, interrupted=True)
 
     def _finish(self, loop: Loop, console: Console) -> TrainSummary:
@@ -178,9 +177,11 @@ class Trainer:
         return TrainSummary(loop.num_steps, meter.num_tokens, meter.took_s, meter.written_bytes, model_dir, interrupted)
 
 
-def open_engine(config: TrainingConfig, model: str | Path | nn.Module, host_bytes: int, console: Console) -> Engine:
-    """The engine of a run, which continues if its store is there."""
-    resume = config.resume_from_checkpoint and config.placement != "memory"
+def open_engine(
+    config: TrainingConfig, model: str | Path | nn.Module, host_bytes: int, console: Console, checkpoint: Path | None = None
+) -> Engine:
+    """The engine of a run, which continues if its store is there, or goes on from a checkpoint."""
+    resume = bool(config.resume_from_checkpoint) and config.placement != "memory"
     return Engine(
         model,
         ssd=config.drives,
@@ -195,6 +196,7 @@ def open_engine(config: TrainingConfig, model: str | Path | nn.Module, host_byte
         loss_tile=config.loss_tile,
         seed=config.seed,
         resume=resume,
+        checkpoint=checkpoint,
         progress=console.progress,
     )
 

@@ -19,7 +19,7 @@ def convert(option: str, kind: str, value: object) -> object:
         if "None" in kinds:
             return None
         raise OptionError(option, value, f"it has to be {_article(kinds[0])}", "Leave it out for its default")
-    if "bool" in kinds:
+    if "bool" in kinds and not ("str" in kinds and _is_other_text(value)):
         return _truth(option, value)
     if "str" in kinds and (isinstance(value, str) or value is False):
         return value or "no"  # which YAML reads as false
@@ -28,6 +28,10 @@ def convert(option: str, kind: str, value: object) -> object:
     if "int" in kinds:
         return _whole(option, value)
     raise OptionError(option, value, f"it has to be {_article('str')}", "Write it in quotes if it is meant as text")
+
+
+def _is_other_text(value: object) -> bool:
+    return isinstance(value, str) and value.lower() not in (*_TRUE, *_FALSE)
 
 
 def _truth(option: str, value: object) -> bool:

@@ -84,6 +84,7 @@ DESCRIBED: dict[str, Callable[..., Any]] = {
     "Engine.evaluate": Engine.evaluate,
     "Engine.generate": Engine.generate,
     "Engine.save_pretrained": Engine.save_pretrained,
+    "Engine.save_state": Engine.save_state,
     "Engine.drain": Engine.drain,
     "Engine.measure_lanes": Engine.measure_lanes,
     "Engine.write_trace": Engine.write_trace,

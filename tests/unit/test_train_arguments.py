@@ -92,7 +92,7 @@ def test_old_names_are_understood_with_a_warning(old: dict[str, Any], new: dict[
         ("--save_strategy epoch", "save_strategy='epoch': lohan has no such thing. Leave it out, and set save_steps"),
         ("--max_length 8 --max_seq_length 8", "max_seq_length='8': max_length, which is the same, is set as well"),
         ("nowhere.yaml", "config='nowhere.yaml': it cannot be read"),
-        ("--resume_from_checkpoint out/checkpoint-3", "resume_from_checkpoint='out/checkpoint-3': it has to be true or false"),
+        ("--checkpoint_dir other", "checkpoint_dir='other': save_steps is 0, so it has no effect"),
     ],
 )
 def test_wrong_words_are_refused(words: str, message: str) -> None:
