@@ -382,6 +382,16 @@ class Engine:
             processes["simulated"] = list(simulate(self._last.schedule, self._alone.costs(self._alone.tokens)).spans)
         write_trace(processes, path)
 
+    @property
+    def ssd_written_bytes(self) -> int:
+        """By this engine, from its first byte on: import, steps and what is written behind them, boundaries."""
+        return self._transferred()[1]
+
+    @property
+    def step_write_bytes(self) -> int:
+        """Of weights and state, by a step that updates every parameter; boundaries and waiting gradients come on top."""
+        return sum(self.sizes.region_of(unit) for unit in self.shape.units) if self.uses_ssd else 0
+
     def _transferred(self) -> tuple[int, int]:
         return self._storage.transferred() if self._storage is not None else (0, 0)
 

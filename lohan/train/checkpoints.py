@@ -29,12 +29,13 @@ from lohan.train.config import TrainingConfig
 from lohan.train.console import Console
 from lohan.train.inputs import Inputs
 from lohan.train.log import LOG_NAME, RunLog
+from lohan.train.run_wear import on_same_drives
 
 PREFIX = "checkpoint-"
 _NAME = re.compile(rf"{PREFIX}(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Checkpoints:
     """Those of one run."""
 
@@ -44,6 +45,8 @@ class Checkpoints:
     callbacks: Callbacks
     log: RunLog
     console: Console
+    worn_bytes: int = 0
+    """written by this process, where that wears the run's own drives"""
 
     @property
     def folder(self) -> Path:
@@ -69,6 +72,8 @@ class Checkpoints:
                 notes = {"model": self.inputs.model_name, "tensors": tensors, "files": {**files, _LOG: checksum(log)}}
                 self.engine.save_state(partial / STATE_NAME, notes=notes)
                 (partial / _LOG).write_bytes(log)
+        if on_same_drives(folder, self.config.drives):
+            self.worn_bytes += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         self.console.idle()
         for old in self._beyond_limit(folder):
             remove(old)

@@ -129,6 +129,8 @@ class TrainingConfig:
     """the most RAM for buffers, like 24GiB; none: half of what is available"""
     ssd: Sequence[str] = ()
     """a folder on each drive that keeps the state; none: output_dir/store"""
+    ssd_endurance_tbw: float | None = None
+    """terabytes written that each of these drives is rated for, from its data sheet; none: what the drive tells"""
     dtype: str = "bf16"
     """what the device computes with: bf16 or fp32; masters are fp32"""
     placement: str = "auto"
@@ -157,6 +159,9 @@ class TrainingConfig:
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise OptionError(name, value, "it is not between 0 and 1", "Leave it out for the usual value")
+        if self.ssd_endurance_tbw is not None and self.ssd_endurance_tbw <= 0:
+            reason = "a rating is above 0"
+            raise OptionError("ssd_endurance_tbw", self.ssd_endurance_tbw, reason, "Give the TBW of the drive's data sheet")
         if self.max_steps != -1:
             _at_least("max_steps", self.max_steps, 1)
         if self.eval_steps is not None and self.eval_strategy != "steps":

@@ -29,11 +29,15 @@ class RunLog:
         """`checkpoint`: that the run goes on from, whose log it begins with."""
         self.path = folder / LOG_NAME
         folder.mkdir(parents=True, exist_ok=True)
+        own = read_log(self.path)
         before = read_log(checkpoint / LOG_NAME) if checkpoint is not None else []
         begins = num_steps <= max((record.get("step", 0) for record in before), default=0)
         if begins and self.path.exists():
             self.path.replace(folder / "log.before.jsonl")
-        self.records = before if begins else [line for line in read_log(self.path) if line.get("step", 0) <= num_steps]
+        self.records = before if begins else [line for line in own if line.get("step", 0) <= num_steps]
+        written = [line.get("ssd_total_write_bytes", 0) for line in (*own, *self.records)]
+        self.written_bytes = int(max((number for number in written if isinstance(number, int | float)), default=0))
+        """by the run's earlier processes to its drives, steps that were lost or left included"""
         partial = self.path.with_name(f"{LOG_NAME}.partial")
         with partial.open("w", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(record)}\n" for record in self.records)

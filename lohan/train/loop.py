@@ -31,6 +31,7 @@ from lohan.train.interrupts import Interrupts
 from lohan.train.log import RunLog
 from lohan.train.meter import Meter
 from lohan.train.prompts import encode_prompt
+from lohan.train.run_wear import RunWear
 
 MEASURED_STEP, TRACED_STEP = 2, 3
 """of those that this process does: the first also plans; the trace then shows what the simulator makes of it"""
@@ -50,6 +51,7 @@ class Loop:
     console: Console
     interrupts: Interrupts
     checkpoints: Checkpoints
+    wear: RunWear
     num_steps: int
     """optimizer steps done so far, by earlier processes too"""
     num_skipped: int = 0
@@ -71,6 +73,7 @@ class Loop:
         """Until the run is done, or somebody wants it to stop."""
         self._tell_state()
         self.callbacks.call("on_train_begin")
+        self.wear.begin_steps()
         with self.interrupts.patience():
             while not self.is_done and not self.interrupts.requested:
                 self._step()
@@ -110,7 +113,8 @@ class Loop:
         self.num_skipped_now += 1
 
     def _tell(self, report: StepReport, batches: Sequence[Batch]) -> None:
-        record = self.meter.record(report, num_tokens=sum(map(num_tokens, batches)), epoch=self.epoch)
+        tokens = sum(map(num_tokens, batches))
+        record = self.meter.record(report, num_tokens=tokens, epoch=self.epoch) | self.wear.record(tokens)
         self.log.write(record)
         self._tell_state()
         state, control = self.callbacks.state, self.callbacks.control

@@ -10,6 +10,7 @@ from typing import Any
 from lohan.host import memory as host_memory
 from lohan.report import StepReport
 from lohan.train.log import Record
+from lohan.train.run_wear import written_words
 
 NUM_RECENT = 20
 """steps whose pace says when the run ends"""
@@ -82,7 +83,7 @@ class Meter:
         if record["peak_device_bytes"]:
             of = f" of {size(device_budget)}" if device_budget else ""
             parts.append(f"device {size(record['peak_device_bytes'])}{of}")
-        parts.append(f"{self.written_bytes / 1e9:.2f} GB written")
+        parts.append(written_words(record))
         parts.append(f"ETA {clock((num_steps - record['step']) * median(self._recent_s))}")
         return " | ".join(parts)
 

@@ -33,6 +33,8 @@ NUMBERS = (
     "peak_device_bytes",
     "process_bytes",
     "speed_of_light",
+    "ssd_total_write_bytes",
+    "ssd_life_share",
 )
 """of a step's line, as they are"""
 SUMS = {

@@ -12,6 +12,7 @@ from typing import Any
 from lohan.config import parse_bytes
 from lohan.errors import OptionError
 from lohan.train.report_log import History
+from lohan.train.run_wear import percent
 
 Settings = Mapping[str, Any]
 """what config.yaml says; empty if there is none"""
@@ -37,6 +38,7 @@ def tiles(history: History, settings: Settings) -> list[Tile]:
         _throughput(history),
         _speed_of_light(history),
         _moved("Written to SSD", history, "total_write_bytes"),
+        _life(history),
         _moved("Read from SSD", history, "total_read_bytes"),
         _memory("Host memory", history, "peak_host_bytes", budget(settings, "host_memory")),
         _memory("Device memory", history, "peak_device_bytes", budget(settings, "device_memory")),
@@ -126,6 +128,18 @@ def _moved(label: str, history: History, column: str) -> Tile | None:
     if not nbytes:
         return None
     return Tile(label, decimal_bytes(nbytes), f"{decimal_bytes(nbytes / tokens * 1e6)} per million tokens" if tokens else "")
+
+
+def _life(history: History) -> Tile | None:
+    """All that the run has ever written, import, checkpoints and lost steps included, and what that is of a drive's life."""
+    totals, shares = history.finite("ssd_total_write_bytes"), history.finite("ssd_life_share")
+    if not totals:
+        return None
+    hours = history.columns["total_s"][-1] / 3600
+    detail = f"{decimal_bytes(history.columns['total_write_bytes'][-1] / hours)} an hour of steps" if hours else ""
+    if not shares:
+        return Tile("SSD wear", decimal_bytes(max(totals)), _listed((detail, "ssd_endurance_tbw says of how much")))
+    return Tile("SSD wear", percent(max(shares)), _listed((f"of the drives' rated life, {decimal_bytes(max(totals))}", detail)))
 
 
 def _memory(label: str, history: History, column: str, limit: int | None) -> Tile | None:

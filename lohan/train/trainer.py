@@ -42,6 +42,7 @@ from lohan.train.interrupts import Interrupts
 from lohan.train.log import RunLog
 from lohan.train.loop import Loop
 from lohan.train.meter import Meter, clock, size
+from lohan.train.run_wear import RunWear, rated_bytes
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -111,8 +112,9 @@ class Trainer:
             callbacks = Callbacks(self.args, self.callbacks, model=engine.model, processing_class=inputs.tokenizer)
             checkpoints = Checkpoints(self.args, engine, inputs, callbacks, log, console)
             checkpoints.begin(engine.num_steps)
+            wear = RunWear(log.written_bytes, rated_bytes(self.args), lambda: engine.ssd_written_bytes + checkpoints.worn_bytes)
             done = engine.num_steps, log.num_skipped
-            loop = Loop(self.args, engine, inputs, callbacks, meter, log, console, interrupts, checkpoints, *done)
+            loop = Loop(self.args, engine, inputs, callbacks, meter, log, console, interrupts, checkpoints, wear, *done)
             _announce(loop, console)
             loop.run()
             if not loop.is_done:
@@ -149,6 +151,7 @@ class Trainer:
             console.line(
                 f"interrupted: {loop.num_steps} of {loop.inputs.num_steps} steps are in {drives}. The same command continues"
             )
+            console.line(f"SSD: {loop.wear.summary()}")
             model_dir = None
         else:
             model_dir = loop.checkpoints.save(loop.num_steps)
@@ -166,6 +169,8 @@ class Trainer:
             f"\ndone: {loop.num_here} steps on {meter.num_tokens:,} tokens in {clock(summary.took_s)}, "
             f"{meter.read_bytes / 1e9:.2f} GB read, {meter.written_bytes / 1e9:.2f} GB written"
         )
+        if loop.engine.uses_ssd:
+            console.line(f"SSD        {loop.wear.summary()}")
         console.line(f"model      {model_dir}")
         console.line(f'load it    AutoModelForCausalLM.from_pretrained("{model_dir}")')
         console.line(f'try it     lohan generate {self.args.output_dir} "a prompt"')
@@ -215,5 +220,7 @@ def _announce(loop: Loop, console: Console) -> None:
         console.line(f"continues after step {loop.num_steps} of {total}")
     else:
         console.line(f"{total} steps, {plan.steps_per_epoch} an epoch")
+    if loop.engine.uses_ssd and not loop.is_done:
+        console.line(loop.wear.forecast(total - loop.num_steps, loop.engine.step_write_bytes))
     if not loop.is_done:
         console.phase("first step: plan, allocate, compute")

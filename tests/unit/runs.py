@@ -46,6 +46,8 @@ def step_record(step: int, **changed: Any) -> Record:
         "process_bytes": 400 * 2**20 + step,
         "ssd_read_bytes": 110_000_000 + step,
         "ssd_write_bytes": 120_000_000 + step,
+        "ssd_total_write_bytes": 130_000_000 * step,
+        "ssd_life_share": step / 10**6,
         "speed_of_light": 1.7 / step_s,
         "lanes": lanes,
     }

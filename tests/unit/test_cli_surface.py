@@ -58,6 +58,7 @@ OPTIONS = {
     "device_memory": None,
     "host_memory": None,
     "ssd": (),
+    "ssd_endurance_tbw": None,
     "dtype": "bf16",
     "placement": "auto",
     "slice_rows": 0,
