@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lohan.ssd.records import sync_folder
+from lohan.ssd.files import sync_folder
 
 _PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
 

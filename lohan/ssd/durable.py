@@ -19,7 +19,8 @@ from typing import Any
 from lohan.errors import OptionError
 from lohan.ssd.base import Store
 from lohan.ssd.file_store import FileStore
-from lohan.ssd.records import Commit, RecordError, RecordFile, read_header, sync_folder
+from lohan.ssd.files import sync_folder
+from lohan.ssd.records import Commit, RecordError, RecordFile, read_header
 from lohan.ssd.striped import STRIPE_BYTES
 
 FILE_NAME, META_NAME = "store", "store.meta"

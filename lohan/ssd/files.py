@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from lohan.errors import OptionError
+from lohan.errors import OptionError, StoreError
 from lohan.ssd.base import BLOCK_BYTES
 
 _MEMORY_FILESYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
@@ -45,7 +45,8 @@ def create_file(folder: Path, name: str, nbytes: int, *, unlinked: bool) -> Open
     try:
         _allocate(folder, fd, nbytes)
         _try_direct_read(folder, fd)
-        _make_durable(folder, fd)
+        sync(path, fd)
+        sync_folder(folder)
     except BaseException:
         if not unlinked:
             path.unlink()
@@ -151,14 +152,21 @@ def _try_direct_read(folder: Path, fd: int) -> None:
             _refuse(folder, f"O_DIRECT does not work there ({error.strerror})", "Name a folder on ext4 or XFS", error)
 
 
-def _make_durable(folder: Path, fd: int) -> None:
-    """The file's size, and its name in the folder, survive a power cut."""
-    os.fsync(fd)
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path, fd: int) -> None:
+    """A file's bytes and size survive a power cut; its name does when its folder is synced too."""
     try:
-        os.fsync(folder_fd)
+        os.fsync(fd)
+    except OSError as error:
+        raise StoreError("flush", str(path), 0, 0, 0, error.errno, str(error)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Names made or changed in it survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(folder, fd)
     finally:
-        os.close(folder_fd)
+        os.close(fd)
 
 
 def _filesystem_magic(folder: Path) -> int:

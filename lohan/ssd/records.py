@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lohan.errors import StoreError
+from lohan.ssd.files import sync, sync_folder
 
 MAGIC = b"lohan store 1\n\0\0"
 HEADER_BYTES = 64 * 1024
@@ -63,7 +64,7 @@ class RecordFile:
         try:
             os.posix_fallocate(fd, 0, HEADER_BYTES + _NUM_SLOTS * SLOT_BYTES)
             _write_all(partial, fd, 0, encode(header, HEADER_BYTES))
-            os.fsync(fd)
+            sync(partial, fd)
             os.rename(partial, path)
             sync_folder(path.parent)
         except BaseException:
@@ -164,12 +165,3 @@ def _write_all(path: Path, fd: int, offset: int, page: bytes) -> None:
         if got <= 0:
             raise StoreError("write", str(path), offset, len(page), done, None, "nothing was written")
         done += got
-
-
-def sync_folder(folder: Path) -> None:
-    """Names in a folder survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
