@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -43,14 +43,12 @@ from lohan.plan.plan import Plan
 from lohan.report import StepReport
 from lohan.run.alone import Alone
 from lohan.run.batches import HostSlice, cut
-from lohan.run.boundaries import boundary_bytes
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory
 from lohan.run.passes import LossFn, ModelRunner
 from lohan.run.preparing import Preparer
 from lohan.run.ram import Ram
 from lohan.run.record import Recording, record, record_language_model
-from lohan.run.rehearsal import rehearse
 from lohan.run.state import MemoryState, StoreState, layout_of
 from lohan.run.storage import Storage, Stores
 from lohan.run.training import Prepared, Training
@@ -89,6 +87,8 @@ class Engine:
         slice_rows: int = 0,
         loss_tile: int = 4096,
         seed: int = 0,
+        room_for: Batches | None = None,
+        room_for_evaluation: Batches | None = None,
         resume: bool = False,
         checkpoint: str | Path | None = None,
         identity: Mapping[str, Any] | None = None,
@@ -103,6 +103,7 @@ class Engine:
         self._host_bytes = parse_bytes("host_memory", host_memory)
         budget = None if device_memory is None else parse_bytes("device_memory", device_memory)
         self._folders = [] if make_store is not None else _check_ssd(ssd, self.uses_ssd)
+        self._room_for = room_for, room_for_evaluation
         self._resume, self._identity, self._make_store = resume, dict(identity or {}), make_store
         self.checkpoint = None if checkpoint is None else find_checkpoint(checkpoint)
         self._progress: Progress = progress or _silent
@@ -152,16 +153,16 @@ class Engine:
         clips = self._max_grad_norm is not None
         if self.checkpoint is not None:
             self.checkpoint.check_fits(layout_of(shape, self.sizes), self._fingerprint(shape))
+        self._put_buffers()
+        runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
+        preparer = Preparer(shape, self.sizes, self.device, self._memory, self.placement, self._host_bytes, clips, runner)
+        self._make_room(preparer)
         if self.uses_ssd:
-            self._storage = Storage(self._stores(shape), shape, self.sizes, self.numerics)
+            self._storage = preparer.storage = Storage(self._stores(shape), shape, self.sizes, self.numerics)
         resumed = None if self._storage is None else self._storage.resumed
-        preparer = Preparer(
-            shape, self.sizes, self.device, self._memory, self._storage, self.placement, self._host_bytes, clips
-        )
         units: Storage | Ram | None = self._storage
         if units is None:
-            plan = preparer.prepare([0] * len(shape.sites), 1, None).plan
-            units = Ram(self._memory, shape, self.sizes, self.numerics, plan.chunk_elements)
+            units = Ram(self._memory, shape, self.sizes, self.numerics, preparer.adopt().plan.chunk_elements)
         state = self._state_of(preparer, [0] * len(shape.units))
         if resumed is None and self.checkpoint is not None:
             self.checkpoint.load(state, self._progress)
@@ -170,11 +171,9 @@ class Engine:
             told = _Told(units.write_unit, len(self.map.units), self._progress)
             Importer(self.map, self.sizes, self.numerics, told.write_unit).take(self._opened.tensors)
         self._release_source()
-        self._put_buffers()
         commits = None if self._storage is None else self._storage.commits
         training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor, commits, resumed)
         training.commit()
-        runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
         self._started = _Started(recording, preparer, units, training, runner)
 
     def _stores(self, shape: ModelShape) -> Stores:
@@ -247,23 +246,30 @@ class Engine:
 
         return record(self.model, self.map, loss_fn, one.inputs, fetch)
 
-    def _prepare(self, slices: Sequence[HostSlice], loss_fn: LossFn | None = None) -> Prepared:
+    def _make_room(self, preparer: Preparer) -> None:
+        """Plan for the largest batches that the caller foresees: what does not fit is refused before anything is written."""
+        for batches, evaluates in zip(self._room_for, (False, True), strict=True):
+            if batches is not None:
+                self._progress("rehearse", 0, None)
+                with _evaluating(self.model) if evaluates else nullcontext():
+                    preparer.grow(self._cut(batches), None, evaluates=evaluates)
+
+    def _prepare(self, slices: Sequence[HostSlice], loss_fn: LossFn | None = None, *, evaluates: bool = False) -> Prepared:
         """Memory and schedules for a batch; kept while batches are no larger."""
         started = self._ready(slices, loss_fn)
-        needed = [0] * len(started.recording.sites)
-        for one in slices:
-            for site, inputs in enumerate(started.recording.inputs_of(one)):
-                needed[site] += boundary_bytes([(shape, self._dtype) for shape in inputs])
-        preparer, num_slices = started.preparer, max(len(slices), 1)
-        if (fitting := preparer.fits(needed, num_slices)) is not None:
-            return fitting
-        if preparer.current is not None:
-            started.training.drain(preparer.current)
-        self._progress("rehearse", 0, None)
-        rehearsing = partial(rehearse, started.runner, slices=slices, loss_fn=loss_fn) if slices else None
-        prepared = preparer.prepare(needed, num_slices, rehearsing)
-        started.training.stale = prepared.kept
-        return prepared
+        preparer = started.preparer
+        if not preparer.room.covers(preparer.size_of(slices, evaluates=evaluates)):
+            self._drain_current()
+            self._progress("rehearse", 0, None)
+            preparer.grow(slices, loss_fn, evaluates=evaluates)
+        if preparer.current is None:
+            started.training.stale = preparer.adopt().kept
+        return preparer.adopt()
+
+    def _drain_current(self) -> None:
+        started = self._ready()
+        if started.preparer.current is not None:
+            started.training.drain(started.preparer.current)
 
     def _cut(self, batches: Batches) -> list[HostSlice]:
         return cut(batches, self.numerics.slice_rows, is_causal=_is_language_model(self.model))
@@ -325,7 +331,8 @@ class Engine:
     def evaluate(self, batches: Batches, *, loss_fn: LossFn | None = None) -> float:
         """The loss of micro-batches, as `step` would report it, without dropout and without training on them."""
         slices = self._cut(batches)
-        prepared = self._prepare(slices, loss_fn)
+        with _evaluating(self.model):
+            prepared = self._prepare(slices, loss_fn, evaluates=True)
         started = self._ready()
         started.training.drain(prepared)
         with started.training.guarded(), _evaluating(self.model):
@@ -336,7 +343,7 @@ class Engine:
 
     def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
         """Transformers' `generate`; each of its passes streams the weights once."""
-        prepared, started = self._prepare([]), self._ready()
+        prepared, started = self._prepare([], evaluates=True), self._ready()
         started.training.drain(prepared)
         begin = partial(started.training.begin, prepared, Mode.EVALUATE, 0.0, {})
         with started.training.guarded(), _evaluating(self.model), torch.no_grad(), self.device.computing():
@@ -404,10 +411,8 @@ class Engine:
 
     def drain(self) -> None:
         """Apply what is pending. On return the last step is what a crash would come back to."""
-        started = self._ready()
-        if started.preparer.current is not None:
-            started.training.drain(started.preparer.current)
-        started.training.commit()
+        self._drain_current()
+        self._ready().training.commit()
 
     def save_pretrained(
         self, out_dir: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: int = 5 * 10**9

@@ -72,6 +72,23 @@ class BatchPlan:
         """Every row once, in the order of the data; packed rows in an order that is always the same."""
         return self._batches(self._unshuffled(), 0, self.num_rows)
 
+    def largest_step(self) -> list[Batch]:
+        """As large as any step can become: the longest rows are spread over its micro-batches, and every token is a target."""
+        members = self._unshuffled()
+        lengths = sorted((int(self._lengths[members[row]].sum()) for row in range(self.num_rows)), reverse=True)
+        num_batches = min(self._batches_per_step, -(-self.num_rows // self._rows_per_batch))
+        return [self._filled(min(self._rows_per_batch, self.num_rows), length) for length in lengths[:num_batches]]
+
+    def _filled(self, num_rows: int, length: int) -> Batch:
+        """Rows of one length, alike to the model's arithmetic to rows of examples."""
+        batch = _empty(num_rows, length, self._pad_id)
+        batch["labels"].fill_(self._pad_id)
+        if self._packing:
+            return {**batch, "position_ids": torch.arange(length).expand(num_rows, length).contiguous()}
+        attention_mask = torch.ones_like(batch["input_ids"])
+        attention_mask[0, -1] = 0  # a mask that masks nothing would be left out
+        return {**batch, "attention_mask": attention_mask}
+
     def _unshuffled(self) -> Members:
         return self._packing.epoch(0) if self._packing else _alone(np.arange(len(self._lengths)))
 

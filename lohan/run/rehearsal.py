@@ -1,8 +1,9 @@
 """What a step's own operations need beside the slots (the *workspace*), found out before the run.
 
-The compute lane of a training schedule runs once on tensors that have shapes but no data: the model's forward and backward,
-site after site, as in the real step, on slots that are not there. What its operations would hold at most is counted. A model
-whose shapes depend on values (experts that are picked, masks that are looked at) cannot be rehearsed: nothing is known then.
+The compute lane of a schedule runs once on tensors that have shapes but no data: the model's forward and backward (for an
+evaluation its forward), site after site, as in the real step, on slots that are not there. What its operations would hold at
+most is counted. A model whose shapes depend on values (experts that are picked, masks that are looked at) cannot be
+rehearsed: nothing is known then.
 """
 
 from __future__ import annotations
@@ -119,11 +120,13 @@ class _NoMemory(Memory):
         return self.tensors[access.slot][access.start : access.stop]
 
 
-def rehearse(runner: ModelRunner, training: Schedule, *, slices: Sequence[HostSlice], loss_fn: LossFn | None) -> Workspace:
-    """Run the compute lane of a training schedule without data. `runner` is the real one; it steps aside meanwhile."""
+def rehearse(
+    runner: ModelRunner, whole: Schedule, *, slices: Sequence[HostSlice], loss_fn: LossFn | None, evaluates: bool
+) -> Workspace:
+    """Run the compute lane of a schedule without data. `runner` is the real one; it steps aside meanwhile."""
     device = RehearsalDevice(runner.device.torch_device.type == "cpu")
     executor = Executor(device)
-    schedule = only(training, {Lane.COMPUTE})
+    schedule = only(whole, {Lane.COMPUTE})
     buffers = [(module, dict(module._buffers)) for module in runner.model.modules() if module._buffers]
     memory = _NoMemory(device, schedule)
     try:
@@ -132,7 +135,10 @@ def rehearse(runner: ModelRunner, training: Schedule, *, slices: Sequence[HostSl
                 module._buffers.update({n: None if b is None else device.like(b) for n, b in held.items()})
             double = ModelRunner(runner.model, runner.map, runner.recording, runner.numerics, device)
             run = executor.start(schedule, memory, SsdMap({}), _no_work)
-            double.forward_backward(run, slices, loss_fn, 0, {})
+            if evaluates:
+                double.forward(run, slices, loss_fn)
+            else:
+                double.forward_backward(run, slices, loss_fn, 0, {})
             double.close()
     except Exception as error:  # the step itself will say what is wrong, if it is more than that there is no data
         return Workspace(0, f"not known beforehand: a rehearsal without data met {type(error).__name__}: {error}")

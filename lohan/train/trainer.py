@@ -106,7 +106,7 @@ class Trainer:
             meter = Meter(
                 host_bytes, parse_bytes("device_memory", self.args.device_memory) if self.args.device_memory else None
             )
-            engine = stack.enter_context(open_engine(self.args, inputs.model, host_bytes, console, checkpoint))
+            engine = stack.enter_context(open_engine(self.args, inputs.model, host_bytes, console, inputs, checkpoint))
             log = stack.enter_context(RunLog(self.args.folder, engine.num_steps, checkpoint))
             self._write_config(inputs)
             callbacks = Callbacks(self.args, self.callbacks, model=engine.model, processing_class=inputs.tokenizer)
@@ -183,9 +183,18 @@ class Trainer:
 
 
 def open_engine(
-    config: TrainingConfig, model: str | Path | nn.Module, host_bytes: int, console: Console, checkpoint: Path | None = None
+    config: TrainingConfig,
+    model: str | Path | nn.Module,
+    host_bytes: int,
+    console: Console,
+    inputs: Inputs | None = None,
+    checkpoint: Path | None = None,
 ) -> Engine:
-    """The engine of a run, which continues if its store is there, or goes on from a checkpoint."""
+    """The engine of a run, which continues if its store is there, or goes on from a checkpoint.
+
+    It has room for the largest batches of `inputs`.
+    """
+    eval_plan = None if inputs is None else inputs.eval_plan
     resume = bool(config.resume_from_checkpoint) and config.placement != "memory"
     return Engine(
         model,
@@ -200,6 +209,8 @@ def open_engine(
         slice_rows=config.slice_rows,
         loss_tile=config.loss_tile,
         seed=config.seed,
+        room_for=None if inputs is None else inputs.plan.largest_step(),
+        room_for_evaluation=None if eval_plan is None else eval_plan.largest_step(),
         resume=resume,
         checkpoint=checkpoint,
         progress=console.progress,

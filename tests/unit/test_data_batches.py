@@ -50,6 +50,23 @@ MODES = [{}, {"group_by_length": True}, {"packing": True}]
 
 
 @pytest.mark.parametrize("settings", MODES)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 4), (20, 1)])
+def test_no_step_is_larger_than_the_largest(tmp_path: Path, settings: dict[str, Any], shape: tuple[int, int]) -> None:
+    plan = planned(tmp_path, *shape, **settings)
+    largest = sorted((tuple(batch["input_ids"].shape) for batch in plan.largest_step()), reverse=True)
+    assert all(bool((batch["labels"] != -100).all()) for batch in plan.largest_step())
+    reached = 0
+    for number in range(8 * plan.steps_per_epoch):
+        step = sorted((tuple(batch["input_ids"].shape) for batch in plan.step(number)), reverse=True)
+        assert {name for batch in plan.step(number) for name in batch} <= set(plan.largest_step()[0])
+        assert len(step) <= len(largest) and all(rows <= largest[0][0] for rows, _ in step)
+        lengths = [sorted((length for _, length in shapes), reverse=True) for shapes in (step, largest)]
+        assert all(one <= most for one, most in zip(*lengths, strict=False))
+        reached = max(reached, lengths[0][0])
+    assert reached == largest[0][1], "some step is as long"
+
+
+@pytest.mark.parametrize("settings", MODES)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 2), (4, 1), (20, 1), (1, 20)])
 def test_an_epoch_has_every_example_once(tmp_path: Path, settings: dict[str, Any], shape: tuple[int, int]) -> None:
     plan = planned(tmp_path, *shape, **settings)
