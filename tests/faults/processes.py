@@ -4,7 +4,8 @@ They are forked from a server that has imported everything and has no threads, s
 
     child = launch(train, folders, kind, fault)
     child.go()                  it waits until then, so that whoever watches it (strace, a cgroup) is in place
-    child.kill_after(0.2)
+    child.let(3, 0.02)          three steps and a bit
+    child.send(SIGKILL)
     child.acknowledged          the last step that it called committed
 """
 
@@ -72,10 +73,15 @@ class Child:
                 return self.told[-1][1]
         raise TimeoutError(f"the child did not say {what!r} within {PATIENCE_S:g} s, but {self.told}")
 
-    def kill_after(self, seconds: float) -> Child:
+    def let(self, num_steps: int, seconds: float) -> bool:
+        """Let it get `num_steps` further, by its own word, and then some time. Whether it still runs."""
+        try:
+            for _ in range(num_steps):
+                self.wait_for("committed")
+        except (EOFError, ConnectionResetError):
+            return False
         time.sleep(seconds)
-        self.send(signal.SIGKILL)
-        return self
+        return self.process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
         """A signal, if it still runs."""

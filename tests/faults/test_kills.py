@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from lohan.errors import LohanError
+from tests.faults import mutants
 from tests.faults.conftest import Tally
 from tests.faults.harness import KINDS, NUM_STEPS, Kind, drives, history, open_run, recover, scaled, seeded, state_of
 from tests.faults.processes import launch, train
 from tests.parity.harness import in_memory
 
 pytestmark = [pytest.mark.faults, pytest.mark.row("1 kill -9 at random times")]
-LONGEST_S = 0.6
-"""about what the whole run takes"""
+LONGEST_S = 0.08
+"""more than a step takes"""
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -25,13 +28,27 @@ def test_kills_at_random_times(kind: Kind, drive: Path, tally: Tally) -> None:
         if not folders or acknowledged == NUM_STEPS:
             num_run += 1
             folders, acknowledged = drives(drive / f"{num_run}"), -1
-        child = launch(train, folders, kind).go().kill_after(when.uniform(0, LONGEST_S))
+        child = launch(train, folders, kind).go()
+        child.let(when.randrange(4), when.uniform(0, LONGEST_S))
+        child.send(signal.SIGKILL)
         is_killed = child.finish() == -9
         num_fired += is_killed
         acknowledged = max(acknowledged, child.acknowledged)
         if acknowledged >= 0:
             acknowledged = recover(folders, kind, acknowledged, go_on=num_fired % 20 == 0)
     tally(injected=num_fired, fired=num_fired)
+
+
+def test_kills_find_mutants_out(drive: Path, tally: Tally) -> None:
+    kind, when, folders = KINDS[2], seeded("kills and a mutant"), drives(drive / "run")
+    with pytest.raises((AssertionError, LohanError)):
+        for _ in range(20):
+            child = launch(train, folders, kind, mutants.commit_before_updates).go()
+            child.let(2, when.uniform(0, LONGEST_S))
+            child.send(signal.SIGKILL)
+            child.finish()
+            recover(folders, kind, child.acknowledged)
+    tally(mutants=1, caught=1)
 
 
 def test_the_oracle_is_plain_memory(drive: Path) -> None:
