@@ -1,11 +1,12 @@
 """`lohan COMMAND ...`: finds the command's module and runs it. Imports nothing heavy, so that help is there at once.
 
 A command is a module with `main(arguments) -> int`. What lohan raises on purpose is told in one line and ends with 2, as a
-wrong argument does; Ctrl-C ends with 130.
+wrong argument does; Ctrl-C ends with 130, a pipe that nobody reads any more with 141.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -22,7 +23,7 @@ COMMANDS = {
     "doctor": ("lohan.machine.doctor", "what this machine can do, what is wrong with it, and how to mend it"),
 }
 """name -> module, what it does"""
-EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"lohan {name}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read what is printed has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
 
 
 def usage() -> str:

@@ -263,7 +263,9 @@ class Engine:
             self._progress("rehearse", 0, None)
             preparer.grow(slices, loss_fn, evaluates=evaluates)
         if preparer.current is None:
+            self._progress("allocate", 0, None)
             started.training.stale = preparer.adopt().kept
+            self._progress("allocate", 1, 1)
         return preparer.adopt()
 
     def _drain_current(self) -> None:
@@ -408,6 +410,11 @@ class Engine:
     def num_steps(self) -> int:
         """Optimizer steps done so far, those of earlier processes included; skipped ones do not count."""
         return self._ready().training.step
+
+    @property
+    def share_computed(self) -> float | None:
+        """How far the pass that computes is, from 0 to 1; none if there is none. Any thread may ask, for a sign of life."""
+        return self._executor.share_computed
 
     def drain(self) -> None:
         """Apply what is pending. On return the last step is what a crash would come back to."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lohan.data.dataset import Example, TokenDataset
@@ -74,10 +75,16 @@ class BatchPlan:
 
     def largest_step(self) -> list[Batch]:
         """As large as any step can become: the longest rows are spread over its micro-batches, and every token is a target."""
-        members = self._unshuffled()
-        lengths = sorted((int(self._lengths[members[row]].sum()) for row in range(self.num_rows)), reverse=True)
+        lengths = np.sort(self._row_lengths())[::-1].tolist()
         num_batches = min(self._batches_per_step, -(-self.num_rows // self._rows_per_batch))
         return [self._filled(min(self._rows_per_batch, self.num_rows), length) for length in lengths[:num_batches]]
+
+    def _row_lengths(self) -> NDArray[np.int64]:
+        """Of all rows; every epoch has the same ones."""
+        members = self._unshuffled()
+        before = np.concatenate([[0], np.cumsum(self._lengths[members.examples])])
+        lengths: NDArray[np.int64] = before[members.ends] - before[members.starts]
+        return lengths
 
     def _filled(self, num_rows: int, length: int) -> Batch:
         """Rows of one length, alike to the model's arithmetic to rows of examples."""

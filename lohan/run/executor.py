@@ -65,6 +65,13 @@ class Executor:
         """Whether a schedule has begun and not been finished."""
         return self._run is not None and not self._run.finished
 
+    @property
+    def share_computed(self) -> float | None:
+        """How far the compute lane is, from 0 to 1; none when it has nothing left to begin. Any thread may ask."""
+        if (run := self._run) is None or run.num_computed >= (num_ops := len(run.lanes[Lane.COMPUTE])):
+            return None
+        return run.num_computed / num_ops
+
     def fail(self, error: BaseException) -> None:
         """Keep the first error and wake everything that waits."""
         with self._error_lock:
@@ -134,7 +141,8 @@ class Run:
         self._executor, self._memory, self._ssd, self._work = executor, memory, ssd, work
         self._device = executor.device
         self._events: list[Event] = [self._device.event(op.lane) for op in schedule.ops]
-        self._next_compute = 0
+        self.num_computed = 0
+        """operations of the compute lane that have begun"""
 
     # ---------------------------------------------------------------- the compute lane
 
@@ -154,7 +162,7 @@ class Run:
 
     def _expect(self, kind: Kind, site: int, unit: int) -> Op:
         ops = self.lanes[Lane.COMPUTE]
-        op = ops[self._next_compute] if self._next_compute < len(ops) else None
+        op = ops[self.num_computed] if self.num_computed < len(ops) else None
         if op is None or (op.kind, op.site, op.unit) != (kind, site, unit):
             error = ScheduleError(
                 f"the model departs from the order that was recorded at the start: expected {op or 'the end'}, "
@@ -162,7 +170,7 @@ class Run:
             )
             self._executor.fail(error)
             raise error
-        self._next_compute += 1
+        self.num_computed += 1
         return op
 
     @contextmanager
@@ -176,7 +184,7 @@ class Run:
 
     def end_compute(self) -> None:
         """The caller has nothing more to compute: whatever the schedule still expects would be waited for in vain."""
-        left = self.lanes[Lane.COMPUTE][self._next_compute :]
+        left = self.lanes[Lane.COMPUTE][self.num_computed :]
         if left:
             error = ScheduleError(
                 f"the model departs from the order that was recorded at the start: expected {left[0]}, got the end. "

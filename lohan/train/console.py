@@ -3,6 +3,8 @@
 On a terminal the last line is alive: what is being done, how far it is, for how long. Elsewhere (a file, a pipe) lines are
 plain, and one says that the work goes on whenever nothing else was printed for a while. A thread of its own sees to both, so
 what works need not.
+
+A phase may have parts (`progress`), one at a time; when one is over, the phase goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
 
@@ -18,6 +22,29 @@ HEARTBEAT_S = 2.5
 """without a line, off a terminal: below the 5 s after which people wonder"""
 REDRAW_S = 0.25
 _CLEAR = "\r\x1b[2K"
+Share = Callable[[], float | None]
+"""how much of something is done, from 0 to 1, if that is known; asked from the console's thread"""
+
+
+@dataclass(slots=True)
+class _Activity:
+    """Something that is being done."""
+
+    name: str
+    has_line: bool
+    """it is told when it begins or ends, however short it was"""
+    share: Share | None = None
+    detail: str = ""
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+    def now(self) -> str:
+        share = self.share() if self.share is not None else None
+        far = self.detail if share is None else f"{share:.0%}"
+        return f"{self.name}: {far + ', ' if far else ''}{self.took_s:.0f} s so far"
 
 
 class Console:
@@ -33,8 +60,10 @@ class Console:
         self._lock = threading.RLock()
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
-        self._doing, self._detail, self._is_phase = "", "", False
-        self._began_s = self._printed_s = time.monotonic()
+        self._whole: _Activity | None = None
+        """a phase, or a work"""
+        self._part: _Activity | None = None
+        self._printed_s = time.monotonic()
 
     def __enter__(self) -> Console:
         self._thread = threading.Thread(target=self._live, name="lohan-console", daemon=True)
@@ -49,40 +78,64 @@ class Console:
 
     # ---------------------------------------------------------------- what is being done
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: str, share: Share | None = None) -> None:
         """From now on this is being done; it has a line of its own."""
-        with self._lock:
-            self.idle()
-            self._begin(name, is_phase=True)
-            if not self.is_terminal:
-                self._print(f"{name} ...")
-            self._redraw()
+        self._do(_Activity(name, has_line=True, share=share))
+
+    def work(self, name: str, share: Share | None = None) -> None:
+        """From now on this is being done; it has no line but when it takes long."""
+        self._do(_Activity(name, has_line=False, share=share))
 
     def progress(self, name: str, done: int, total: int | None) -> None:
-        """How far the phase of this name is; begins it if need be."""
+        """How far the phase of this name is, or its part of this name, which begins if need be and ends when all is done."""
         with self._lock:
-            if not self._is_phase or name != self._doing:
-                self.phase(name)
-            self._detail = f"{done / total:.0%}" if total else f"{done:,}"
-
-    def work(self, name: str) -> None:
-        """From now on this is being done; it has no line but when it takes long."""
-        with self._lock:
-            self.idle()
-            self._begin(name, is_phase=False)
-            self._redraw()
+            far = f"{done / total:.0%}" if total else f"{done:,}" if done else ""
+            if self._whole is not None and name == self._whole.name:
+                self._end_part()
+                self._whole.detail = far
+                return
+            if self._part is None or name != self._part.name:
+                if done == total:
+                    return
+                self._end_part()
+                self._part = _Activity(name, has_line=True)
+                self._begin(self._part)
+            self._part.detail = far
+            if done == total and self._whole is not None:
+                self._end_part()
 
     def idle(self) -> None:
         """What was being done is done."""
         with self._lock:
-            if self.is_terminal:
-                self._write(_CLEAR)
-                if self._doing and self._is_phase:
-                    self._print(f"{self._doing}: {time.monotonic() - self._began_s:.1f} s")
-            self._doing, self._detail, self._is_phase = "", "", False
+            self._end_part()
+            self._end(self._whole)
+            self._whole = None
 
-    def _begin(self, name: str, *, is_phase: bool) -> None:
-        self._doing, self._detail, self._is_phase, self._began_s = name, "", is_phase, time.monotonic()
+    def _do(self, activity: _Activity) -> None:
+        with self._lock:
+            self.idle()
+            self._whole = activity
+            self._begin(activity)
+
+    def _begin(self, activity: _Activity) -> None:
+        if activity.has_line and not self.is_terminal:
+            self._print(f"{activity.name} ...")
+        self._redraw()
+
+    def _end_part(self) -> None:
+        self._end(self._part)
+        self._part = None
+
+    def _end(self, activity: _Activity | None) -> None:
+        if activity is not None and self.is_terminal:
+            self._write(_CLEAR)
+            if activity.has_line:
+                self._print(f"{activity.name}: {activity.took_s:.1f} s")
+
+    @property
+    def _doing(self) -> _Activity | None:
+        """What there is a sign of life of."""
+        return self._part or self._whole
 
     # ---------------------------------------------------------------- lines that stay
 
@@ -101,16 +154,12 @@ class Console:
             with self._lock:
                 if self.is_terminal:
                     self._redraw()
-                elif self._doing and time.monotonic() - self._printed_s > self._heartbeat_s:
-                    self._print(self._now())
-
-    def _now(self) -> str:
-        took_s = time.monotonic() - self._began_s
-        return f"{self._doing}: {self._detail + ', ' if self._detail else ''}{took_s:.0f} s so far"
+                elif (doing := self._doing) and time.monotonic() - self._printed_s > self._heartbeat_s:
+                    self._print(doing.now())
 
     def _redraw(self) -> None:
-        if self.is_terminal and self._doing:
-            self._write(_CLEAR + self._now()[: shutil.get_terminal_size().columns - 1])
+        if self.is_terminal and (doing := self._doing):
+            self._write(_CLEAR + doing.now()[: shutil.get_terminal_size().columns - 1])
 
     def _print(self, text: str) -> None:
         self._write((_CLEAR if self.is_terminal else "") + text + "\n")

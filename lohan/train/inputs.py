@@ -66,6 +66,7 @@ def read_inputs(
     if config.packing and model_config is not None:
         check_packing(source if isinstance(source, nn.Module) else build_on_meta(model_config, torch.bfloat16))
 
+    console.idle()
     settings, pad_id = config.data_settings(), padding_token(tokenizer, vocab_size)
     named = config.dataset_name if train_dataset is None else train_dataset
     dataset = _tokens(config, named, config.dataset_train_split, tokenizer, console)
@@ -76,7 +77,8 @@ def read_inputs(
         named = _evaluated(config, eval_dataset, train_dataset)
         eval_tokens = _tokens(config, named, config.dataset_test_split, tokenizer, console)
         check_vocabulary(tokenizer, vocab_size, eval_tokens)
-        eval_plan = BatchPlan(eval_tokens, config.per_device_eval_batch_size, 1, settings, pad_id)
+        rows, batches = config.per_device_eval_batch_size, config.gradient_accumulation_steps
+        eval_plan = BatchPlan(eval_tokens, rows, batches, settings, pad_id)
     num_steps = config.max_steps if config.max_steps > 0 else math.ceil(config.num_train_epochs * plan.steps_per_epoch)
     schedule = config.schedule(num_steps)
     return Inputs(source, tokenizer, has_own_tokenizer, dataset, plan, eval_plan, pad_id, num_steps, schedule)

@@ -93,8 +93,8 @@ class Loop:
         lr = self.config.learning_rate * self.inputs.schedule.factor(self.num_steps + 1)
         is_traced = self.num_here + 1 == min(TRACED_STEP, self.num_here + self.inputs.num_steps - self.num_steps)
         self.meter.begin_step()
-        if self.num_here:
-            self.console.work(f"step {self.num_steps + 1}/{self.inputs.num_steps}")
+        begin = self.console.work if self.num_here else self.console.phase
+        begin(f"step {self.num_steps + 1}/{self.inputs.num_steps}", lambda: self.engine.share_computed)
         report = self.engine.step(batches, lr=lr, trace=self.config.folder / "trace.json" if is_traced else None)
         self._count(report)
         self._tell(report, batches)
@@ -177,7 +177,8 @@ class Loop:
             raise OptionError(
                 "should_evaluate", True, "there is no data to evaluate on", "Set eval_strategy and eval_dataset_name"
             )
-        self.console.phase(f"evaluate after step {self.num_steps}")
+        phase, num_rows = f"evaluate after step {self.num_steps}", 0
+        self.console.phase(phase)
         loss, num_targets = 0.0, 0
         for group in grouped(self.inputs.eval_plan.evaluation_batches(), self.config.gradient_accumulation_steps):
             if self.interrupts.requested:
@@ -185,7 +186,8 @@ class Loop:
             if num := sum(map(num_labels, group)):
                 loss += self.engine.evaluate(group) * num
                 num_targets += num
-            self.console.progress(f"evaluate after step {self.num_steps}", num_targets, None)
+            num_rows += sum(len(batch["input_ids"]) for batch in group)
+            self.console.progress(phase, num_rows, self.inputs.eval_plan.num_rows)
         loss = loss / num_targets if num_targets else float("nan")
         self.console.idle()
         self.console.line(f"evaluation after step {self.num_steps}: loss {loss:.4f} on {num_targets:,} targets")

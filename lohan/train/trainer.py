@@ -233,5 +233,3 @@ def _announce(loop: Loop, console: Console) -> None:
         console.line(f"{total} steps, {plan.steps_per_epoch} an epoch")
     if loop.engine.uses_ssd and not loop.is_done:
         console.line(loop.wear.forecast(total - loop.num_steps, loop.engine.step_write_bytes))
-    if not loop.is_done:
-        console.phase("first step: plan, allocate, compute")

@@ -49,6 +49,19 @@ def test_off_a_terminal_lines_are_plain_and_somebody_is_alive() -> None:
     assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
 
 
+def test_a_step_says_how_far_it_is_and_goes_on_after_its_parts() -> None:
+    stream = io.StringIO()
+    with Console(stream, heartbeat_s=0.01) as console:
+        console.work("step 7/9", lambda: 0.25)
+        console.progress("rehearse", 0, None)
+        eventually(lambda: "rehearse: 0 s so far\n" in stream.getvalue())
+        console.progress("allocate", 0, None)
+        console.progress("allocate", 1, 1)
+        eventually(lambda: "step 7/9: 25%, 0 s so far\n" in stream.getvalue().rpartition("allocate ...")[2])
+        console.progress("step 7/9", 1, 4)
+    assert [line for line in stream.getvalue().splitlines() if "so far" not in line] == ["rehearse ...", "allocate ..."]
+
+
 def test_on_a_terminal_the_last_line_is_alive() -> None:
     stream = io.StringIO()
     with Console(stream, is_terminal=True) as console:
