@@ -39,6 +39,8 @@ def lines(file: BinaryIO) -> Iterator[tuple[int, object, int]]:
             raise MalformedError(number, f"not UTF-8 text ({error.reason})") from error
         except json.JSONDecodeError as error:
             raise MalformedError(number, f"not JSON: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists in lists
+            raise MalformedError(number, f"not JSON that can be read: {error}") from error
 
 
 def values(file: TextIO) -> Iterator[tuple[int, object]]:
@@ -137,6 +139,8 @@ class _Text:
                     at = self.line + self._buffer.count("\n", self._at, error.pos)
                     raise MalformedError(at, f"not JSON: {error.msg}") from error
                 continue
+            except (ValueError, RecursionError) as error:
+                raise MalformedError(self.line, f"not JSON that can be read: {error}") from error
             # A number may go on behind the buffer: 1 and 1. and 1e- are beginnings of others.
             if end < len(self._buffer) - 2 or not self._more(_PIECE):
                 self._advance(end)

@@ -51,7 +51,7 @@ def _open_hub(name: str, split: str) -> Rows:
 
     try:
         found = datasets.load_dataset(name, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         said = str(error).splitlines()[0] if str(error) else "no reason"
         reason = f"there is no such file, and the hub did not give it ({type(error).__name__}: {said})"
         remedy = "Name a file or a folder, or check the name, the split and the network"

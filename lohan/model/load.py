@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 
 from lohan.errors import ModelError
 from lohan.model.file_reader import check_equal, read_tensor
-from lohan.model.folder import read_config, read_entries, read_side_files, resolve
+from lohan.model.folder import CONFIG_NAME, check_layers, read_config, read_entries, read_side_files, resolve, sensible
 from lohan.model.keys import Group, canonical_names, match_keys
 from lohan.model.safetensors_file import Entry, TensorSpec
 from lohan.model.weights_in import FileTensors, ModuleTensors, TensorSource
@@ -86,8 +86,10 @@ def _from_module(module: nn.Module) -> OpenedModel:
 
 def _from_files(folder: Path, dtype: torch.dtype | None) -> OpenedModel:
     config, entries = read_config(folder), read_entries(folder)
+    check_layers(folder / CONFIG_NAME, config.to_dict(), len(entries))
     source_dtype = _main_dtype(entries.values())
-    model = build_on_meta(config, dtype or source_dtype)
+    with sensible(folder / CONFIG_NAME):
+        model = build_on_meta(config, dtype or source_dtype)
     names, expected = canonical_names(model), model.state_dict()
     fp32 = _fp32_pattern(model, dtype or source_dtype)
     opened = OpenedModel(model, ModuleTensors(model), config, source_dtype, {}, side_files=read_side_files(folder))

@@ -17,8 +17,11 @@ from typing import Any
 import torch
 
 from lohan.errors import ModelError
+from lohan.model.json_file import parse_object
 
 MAX_HEADER_BYTES = 16 * 2**20
+MAX_DIMENSIONS, MAX_NUMBER = 16, 2**63
+"""of a shape: the product of a million long numbers takes hours"""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -58,41 +61,36 @@ def read_header(path: Path) -> dict[str, Entry]:
         if length > MAX_HEADER_BYTES:
             raise ModelError(f"{path}: its header of {length} bytes is longer than the {MAX_HEADER_BYTES} that lohan accepts")
         text = file.read(length)
-    try:
-        header = json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
-    except ValueError as error:
-        raise ModelError(f"{path}: the safetensors header is not valid JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise ModelError(f"{path}: the safetensors header is not a JSON object")
+    return parse_header(path, text, size)
+
+
+def parse_header(path: Path, text: bytes, size: int) -> dict[str, Entry]:
+    """The tensors that a header tells of, in a file of `size` bytes."""
+    length = len(text)
+    header = parse_object(path, text, "the safetensors header")
     header.pop("__metadata__", None)
     entries = {name: _entry(path, name, fields, 8 + length) for name, fields in header.items()}
     _check_tiling(path, entries.values(), 8 + length, size)
     return entries
 
 
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are all different; Python's parser would keep the last of two silently."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ModelError(f"{path}: the safetensors header names {', '.join(twice)} more than once")
-    return found
-
-
 def _entry(path: Path, name: str, fields: Any, data_offset: int) -> Entry:
     try:
         dtype_name, shape, (start, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        sound = all(isinstance(number, int) and number >= 0 for number in (*shape, start, end))
+        sound = len(shape) <= MAX_DIMENSIONS and all(
+            type(number) is int and 0 <= number < MAX_NUMBER for number in (*shape, start, end)
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: the safetensors header describes {name} by {fields!r}") from error
-    if dtype_name not in DTYPES:
+        raise ModelError(f"{path}: the safetensors header describes {name} by {fields!r:.200}") from error
+    if not isinstance(dtype_name, str) or dtype_name not in DTYPES:
         raise ModelError(
-            f"{path}: {name} is stored as {dtype_name}; quantised weights cannot be trained. "
+            f"{path}: {name} is stored as {dtype_name!s:.50}; quantised weights cannot be trained. "
             "Use the bf16, fp16 or fp32 version of this model"
         )
     dtype = DTYPES[dtype_name]
-    if not sound or math.prod(shape) * dtype.itemsize != end - start:
+    if not sound:
+        raise ModelError(f"{path}: {name} does not fill its bytes: its shape or its offsets are not those of a tensor")
+    if math.prod(shape) * dtype.itemsize != end - start:
         raise ModelError(f"{path}: {name} ({dtype_name} {list(shape)}) does not fill its bytes {start} to {end}")
     return Entry(path, name, dtype, shape, data_offset + start, end - start)
 

@@ -6,7 +6,7 @@ A plan never changes a bit of the result. What does (dtype, slices, tiles, the o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -104,7 +104,11 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan that `save` wrote, or a person."""
-        return Plan.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise OptionError("plan", str(path), f"it cannot be read ({error})", "Name a file that Plan.save wrote") from error
+        return Plan.from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
         def plain(value: Any) -> Any:
@@ -121,20 +125,30 @@ class Plan:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Plan:
-        known = {field.name for field in fields(Plan)}
-        for name in data:
-            if name not in known:
-                raise OptionError(f"plan.{name}", data[name], "no such field", f"Known fields: {', '.join(sorted(known))}")
-        values = dict(data)
-        values["units"] = tuple(_unit_plan(unit) for unit in data["units"])
-        values["boundaries"] = tuple(Tier(tier) for tier in data["boundaries"])
-        return Plan(**values)
+        """OptionError for whatever is not what `to_dict` gives."""
+        try:
+            values = _known("plan.", data, {field.name for field in fields(Plan)})
+            for name, value in values.items():
+                kind = tuple if name in ("units", "boundaries") else bool if name == "use_ssd" else int
+                if kind is not tuple and type(value) is not kind:
+                    raise OptionError(f"plan.{name}", value, f"not of type {kind.__name__}", "Write it as Plan.save does")
+            values["units"] = tuple(_unit_plan(unit) for unit in values["units"])
+            values["boundaries"] = tuple(Tier(tier) for tier in values["boundaries"])
+            return Plan(**values)
+        except OptionError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise OptionError("plan", "...", f"not a plan ({error!r:.200})", "Write it as Plan.save does") from error
 
 
 def _unit_plan(data: Mapping[str, Any]) -> UnitPlan:
-    known = {"weights": Tier, "state": Tier, "gradient": Tier, "update": Update}
-    for name in data:
-        if name not in known:
-            raise OptionError(f"plan.units[].{name}", data[name], "no such field", f"Known fields: {', '.join(known)}")
-    values: dict[str, Any] = {name: known[name](value) for name, value in data.items()}
+    kinds = {"weights": Tier, "state": Tier, "gradient": Tier, "update": Update}
+    values: dict[str, Any] = {name: kinds[name](value) for name, value in _known("plan.units[].", data, kinds.keys()).items()}
     return UnitPlan(**values)
+
+
+def _known(path: str, data: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    for name in data:
+        if name not in names:
+            raise OptionError(f"{path}{name}", data[name], "no such field", f"Known fields: {', '.join(sorted(names))}")
+    return dict(data)

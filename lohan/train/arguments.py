@@ -7,6 +7,7 @@ in another way, are understood with a warning. YAML is read by the safe loader, 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
@@ -16,7 +17,7 @@ from typing import Any
 from lohan.errors import OptionError
 from lohan.train.config import TrainingConfig
 
-MAX_YAML_BYTES = 2**20
+MAX_YAML_BYTES = 2**17
 FIELDS: dict[str, Field[Any]] = {field.name: field for field in fields(TrainingConfig)}
 Warn = Callable[[str], None]
 
@@ -177,8 +178,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
-            if twice := [key for key in keys if keys.count(key) > 1]:
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if twice := [key for key, num in keys.items() if num > 1]:
                 raise refuse(f"{twice[0]} is set twice", "Set it once")
             return super().construct_mapping(node, deep)
 
@@ -190,7 +191,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise refuse(f"it cannot be read ({error.strerror})", "Name a YAML file; options begin with --") from error
     except UnicodeDecodeError as error:
         raise refuse("it is not a text in UTF-8") from error
-    except yaml.YAMLError as error:
+    except OptionError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise refuse(f"it is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise refuse("it does not hold names and values")

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lohan.errors import ModelError, OptionError
-from lohan.model.folder import read_config, read_entries, resolve
+from lohan.model.folder import CONFIG_NAME, check_layers, read_config, read_entries, read_side_files, resolve
 from lohan.train.config import TrainingConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.tiktoken")
@@ -70,7 +70,8 @@ def check_model(source: str | Path) -> tuple[Path, PreTrainedConfig]:
     """The model's folder and configuration, once its weight files have been found to be there and safe."""
     folder = resolve(source)
     config = read_config(folder)
-    read_entries(folder)
+    check_layers(folder / CONFIG_NAME, config.to_dict(), len(read_entries(folder)))
+    read_side_files(folder)
     return folder, config
 
 
