@@ -52,6 +52,18 @@ class DType(Enum):
         return 2 if self is DType.BF16 else 4
 
 
+class StoreMode(Enum):
+    """How a run's state is kept on the SSD while it changes; the result is the same."""
+
+    DOUBLE = "double"
+    """two places for every unit, in turn: a crash costs at most the step in progress"""
+    LOG = "log"
+    """the same in little more than half the space: one place for every unit and a few to spare. Every update waits for the
+    norm, its gradients and the norm on the SSD: the redo log"""
+    SINGLE = "single"
+    """one place for every unit, overwritten: a crash costs the run back to its last checkpoint"""
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """All that the bits of the result depend on, besides model, data and optimizer. Never chosen by a planner."""
@@ -74,6 +86,17 @@ class Numerics:
     def rest_bytes(self) -> int:
         """of the part of the fp32 master that the weight does not hold"""
         return 2 if self.dtype is DType.BF16 else 0
+
+
+def parse_store_mode(value: str) -> StoreMode | None:
+    """`double`, `log`, `single`; None for `auto`."""
+    if value == "auto":
+        return None
+    try:
+        return StoreMode(value)
+    except ValueError:
+        known = ", ".join(mode.value for mode in StoreMode)
+        raise OptionError("store", value, "no such way of keeping state", f"Choose one of: auto, {known}") from None
 
 
 def parse_dtype(value: str) -> DType:

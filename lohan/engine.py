@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lohan.config import Numerics, parse_bytes, parse_dtype
+from lohan.config import Numerics, StoreMode, parse_bytes, parse_dtype, parse_store_mode
 from lohan.device import open_device
 from lohan.device.protocol import Device
 from lohan.errors import ClosedError, ModelError, OptionError
@@ -46,10 +46,11 @@ from lohan.run.batches import HostSlice, cut
 from lohan.run.executor import Executor, Run
 from lohan.run.memory import Memory
 from lohan.run.passes import LossFn, ModelRunner
+from lohan.run.places import UnitLayout, layout_of
 from lohan.run.preparing import Preparer
 from lohan.run.ram import Ram
 from lohan.run.record import Recording, record, record_language_model
-from lohan.run.state import MemoryState, StoreState, layout_of
+from lohan.run.state import MemoryState, StoreState
 from lohan.run.storage import Storage, Stores
 from lohan.run.training import Prepared, Training
 from lohan.run.transfer import Exporter, Importer, UnitBuffers
@@ -84,6 +85,7 @@ class Engine:
         optimizer: Optimizer | None = None,
         max_grad_norm: float | None = 1.0,
         placement: str | Plan = "auto",
+        store: str = "auto",
         slice_rows: int = 0,
         loss_tile: int = 4096,
         seed: int = 0,
@@ -99,6 +101,7 @@ class Engine:
         self.numerics = Numerics(parse_dtype(dtype), slice_rows, loss_tile, seed)
         self.optimizer: Optimizer = optimizer or AdamW()
         self.placement = _check_placement(placement)
+        self._wanted_mode = parse_store_mode(store)
         self._max_grad_norm = _check_max_grad_norm(max_grad_norm)
         self._host_bytes = parse_bytes("host_memory", host_memory)
         budget = None if device_memory is None else parse_bytes("device_memory", device_memory)
@@ -155,25 +158,30 @@ class Engine:
             self.checkpoint.check_fits(layout_of(shape, self.sizes), self._fingerprint(shape))
         self._put_buffers()
         runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
-        preparer = Preparer(shape, self.sizes, self.device, self._memory, self.placement, self._host_bytes, clips, runner)
+        stores, mode = self._stores(shape), StoreMode.DOUBLE
+        if self.uses_ssd:
+            mode = stores.mode(
+                self._wanted_mode, {mode: UnitLayout(mode, layout_of(shape, self.sizes)).nbytes for mode in StoreMode}
+            )
+        preparer = Preparer(shape, self.sizes, self.device, self._memory, self.placement, self._host_bytes, clips, runner, mode)
         self._make_room(preparer)
         if self.uses_ssd:
-            self._storage = preparer.storage = Storage(self._stores(shape), shape, self.sizes, self.numerics)
+            self._storage = preparer.storage = Storage(stores, mode, shape, self.sizes, self.numerics)
         resumed = None if self._storage is None else self._storage.resumed
         units: Storage | Ram | None = self._storage
         if units is None:
             units = Ram(self._memory, shape, self.sizes, self.numerics, preparer.adopt().plan.chunk_elements)
-        state = self._state_of(preparer, [0] * len(shape.units))
+        state = self._state_of(preparer)
         if resumed is None and self.checkpoint is not None:
             self.checkpoint.load(state, self._progress)
-            resumed = Commit(0, self.checkpoint.manifest.step, "0" * len(shape.units))
+            resumed = Commit(self.checkpoint.manifest.step, ())
         elif resumed is None:
             told = _Told(units.write_unit, len(self.map.units), self._progress)
             Importer(self.map, self.sizes, self.numerics, told.write_unit).take(self._opened.tensors)
         self._release_source()
-        commits = None if self._storage is None else self._storage.commits
-        training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor, commits, resumed)
-        training.commit()
+        training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor, self._storage, resumed)
+        if not training.pending:
+            training.commit()
         self._started = _Started(recording, preparer, units, training, runner)
 
     def _stores(self, shape: ModelShape) -> Stores:
@@ -182,11 +190,11 @@ class Engine:
         origin = None if self.checkpoint is None else self.checkpoint.origin
         return DriveStores(self._folders, self._resume, self._fingerprint(shape), origin)
 
-    def _state_of(self, preparer: Preparer, sides: Sequence[int]) -> RunState:
+    def _state_of(self, preparer: Preparer) -> RunState:
         """Where the run has its planes."""
         layout = layout_of(preparer.shape, self.sizes)
         if self._storage is not None:
-            return StoreState(self._storage, layout, sides)
+            return StoreState(self._storage, layout)
         assert preparer.current is not None, "without an SSD, memory is laid out before anything else"
         return MemoryState(self._memory, layout, preparer.current.plan.chunk_elements)
 
@@ -263,15 +271,24 @@ class Engine:
             self._progress("rehearse", 0, None)
             preparer.grow(slices, loss_fn, evaluates=evaluates)
         if preparer.current is None:
-            self._progress("allocate", 0, None)
-            started.training.stale = preparer.adopt().kept
-            self._progress("allocate", 1, 1)
+            self._adopt(started)
         return preparer.adopt()
+
+    def _adopt(self, started: _Started) -> Prepared:
+        """Memory for the room as it is, with nothing in it yet but gradients of updates that a crash left undone."""
+        self._progress("allocate", 0, None)
+        prepared = started.preparer.adopt()
+        started.training.stale = prepared.kept
+        started.training.restore_gradients(prepared)
+        self._progress("allocate", 1, 1)
+        return prepared
 
     def _drain_current(self) -> None:
         started = self._ready()
         if started.preparer.current is not None:
             started.training.drain(started.preparer.current)
+        elif started.training.pending:
+            started.training.drain(self._adopt(started))
 
     def _cut(self, batches: Batches) -> list[HostSlice]:
         return cut(batches, self.numerics.slice_rows, is_causal=_is_language_model(self.model))
@@ -439,7 +456,7 @@ class Engine:
         training, preparer = self._ready().training, self._ready().preparer
         save_state(
             folder,
-            self._state_of(preparer, training.sides),
+            self._state_of(preparer),
             layout_of(preparer.shape, self.sizes),
             run_id=self.run_id,
             step=training.step,
@@ -472,10 +489,7 @@ class Engine:
         self.drain()
         started = self._ready()
 
-        def read_unit(index: int) -> UnitBuffers:
-            return started.units.read_unit(index, started.training.sides[index])
-
-        return Exporter(self.map, self.numerics, read_unit)
+        return Exporter(self.map, self.numerics, started.units.read_unit)
 
     def close(self) -> None:
         """Finish what runs, give everything back. The store's files stay. Raises what went wrong since the last call."""

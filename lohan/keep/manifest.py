@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lohan.errors import LohanError
+from lohan.model.shape import grain_of
 
 MANIFEST_NAME, PLANES_NAME = "manifest.json", "planes"
 FORMAT = 1
@@ -74,6 +75,16 @@ class Layout:
     def nbytes(self) -> int:
         each = self.weight_bytes + sum(self.state_bytes)
         return sum(unit.trainable * each + unit.frozen * self.weight_bytes for unit in self.units)
+
+    @property
+    def grain_elements(self) -> int:
+        """See `grain_of`."""
+        return grain_of(max((max(unit.trainable, unit.frozen) for unit in self.units), default=0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        units = [[unit.name, unit.trainable, unit.frozen] for unit in self.units]
+        return {"weight_bytes": self.weight_bytes, "state_bytes": list(self.state_bytes), "units": units}
 
     def pieces(self) -> Iterator[Piece]:
         """All of the file, in order."""
@@ -139,7 +150,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
         run=_field(path, content, "run", str),
         step=_number(path, content, "step", 2**62),
         fingerprint=_field(path, content, "fingerprint", dict),
-        layout=_layout(path, _field(path, content, "layout", dict)),
+        layout=parse_layout(path, _field(path, content, "layout", dict)),
         checksums=_checksums(path, _field(path, content, "checksums", str)),
         notes=_field(path, content, "notes", dict),
     )
@@ -159,24 +170,20 @@ def _plane_lengths(unit: UnitSize, layout: Layout) -> list[int]:
 
 def _text(manifest: Manifest) -> str:
     """What the digest is of."""
-    layout = manifest.layout
     content = {
         "format": FORMAT,
         "run": manifest.run,
         "step": manifest.step,
         "fingerprint": manifest.fingerprint,
-        "layout": {
-            "weight_bytes": layout.weight_bytes,
-            "state_bytes": list(layout.state_bytes),
-            "units": [[unit.name, unit.trainable, unit.frozen] for unit in layout.units],
-        },
+        "layout": manifest.layout.to_dict(),
         "checksums": "".join(f"{number:08x}" for number in manifest.checksums),
         "notes": manifest.notes,
     }
     return json.dumps(content, sort_keys=True)
 
 
-def _layout(path: Path, content: dict[str, Any]) -> Layout:
+def parse_layout(path: Path, content: Mapping[str, Any]) -> Layout:
+    """What `Layout.to_dict` made; CheckpointError for anything else."""
     state, units = _field(path, content, "state_bytes", list), _field(path, content, "units", list)
     sizes = [_number(path, content, "weight_bytes", 8), *(_checked(path, "state_bytes", size, 8) for size in state)]
     if len(sizes) > _MOST_PLANES or 0 in sizes:
@@ -205,7 +212,7 @@ def _field(path: Path, content: Any, name: str, kind: type) -> Any:
     return value
 
 
-def _number(path: Path, content: dict[str, Any], name: str, most: int) -> int:
+def _number(path: Path, content: Mapping[str, Any], name: str, most: int) -> int:
     return _checked(path, name, content.get(name), most)
 
 

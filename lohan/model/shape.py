@@ -21,6 +21,17 @@ TENSOR_ALIGN = 128
 """elements; 256 bytes of bf16"""
 BUFFER_ALIGN = 4096
 """elements; a multiple of a disk block for every element size"""
+MAX_GRAIN = 2**20
+GRAINS_PER_UNIT = 32
+"""of the largest one, about: few enough that checking them costs nothing, and small enough for small buffers"""
+
+
+def grain_of(largest: int) -> int:
+    """What planes are checked, and therefore moved, in multiples of: elements, for a model whose largest unit has `largest`."""
+    grain = BUFFER_ALIGN
+    while grain < MAX_GRAIN and 2 * grain * GRAINS_PER_UNIT <= largest:
+        grain *= 2
+    return grain
 
 
 def align(num: int, to: int) -> int:
@@ -142,6 +153,11 @@ class ModelShape:
     @property
     def num_trainable(self) -> int:
         return sum(unit.num_trainable for unit in self.units)
+
+    @property
+    def grain_elements(self) -> int:
+        """See `grain_of`."""
+        return grain_of(max((max(unit.trainable_elements, unit.frozen_elements) for unit in self.units), default=0))
 
     @property
     def tied(self) -> frozenset[int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lohan.config import StoreMode
 from lohan.errors import BudgetError
 from lohan.model.shape import ModelShape
 from lohan.plan.plan import Plan, UnitPlan, Update
@@ -34,6 +35,8 @@ class Situation:
     """several slices: their gradients are summed in fp32"""
     clips: bool
     """the gradient's norm is limited"""
+    mode: StoreMode = StoreMode.DOUBLE
+    """how the SSD keeps what changes"""
     workspace_bytes: int = 0
     """what the model's own operations hold at most, on the tier that computes"""
     overhead_bytes: int = 0
@@ -56,16 +59,20 @@ def memory_plan(shape: ModelShape) -> Plan:
     return Plan(units=(unit,) * len(shape.units), boundaries=(Tier.HOST,) * len(shape.sites), use_ssd=False)
 
 
-def ssd_plan(shape: ModelShape, *, clips: bool) -> Plan:
+def ssd_plan(shape: ModelShape, *, clips: bool, mode: StoreMode = StoreMode.DOUBLE) -> Plan:
     """Everything on the SSD, in the usual buffers."""
-    unit = UnitPlan(update=Update.SPECULATE if clips else Update.IMMEDIATE)
+    early = Update.SPECULATE if clips else Update.IMMEDIATE
+    unit = UnitPlan(update=early if mode is StoreMode.DOUBLE else Update.DEFER)
     return Plan(units=(unit,) * len(shape.units), boundaries=(Tier.SSD,) * len(shape.sites))
 
 
 def auto_plan(situation: Situation, host_bytes: int, device_bytes: int | None) -> Plan:
     """The best plan that this policy knows within the budgets; BudgetError names the smallest budget that works."""
-    plan = ssd_plan(situation.shape, clips=situation.clips)
-    plan = _first_that_fits(situation, Tier.HOST, host_bytes, "host_memory", [replace(plan, **b) for b in _HOST_BUFFERS])
+    plan = ssd_plan(situation.shape, clips=situation.clips, mode=situation.mode)
+    grain = situation.shape.grain_elements
+    choices = [replace(plan, **buffers) for buffers in _HOST_BUFFERS]
+    choices = [replace(choice, chunk_elements=max(choice.chunk_elements, grain)) for choice in choices]
+    plan = _first_that_fits(situation, Tier.HOST, host_bytes, "host_memory", choices)
     if device_bytes is not None:
         choices = [replace(plan, **buffers) for buffers in _DEVICE_BUFFERS]
         plan = _first_that_fits(situation, Tier.DEVICE, device_bytes, "device_memory", choices)
@@ -115,7 +122,7 @@ def _savings(situation: Situation) -> Iterator[tuple[int, Callable[[Plan], Plan]
         yield nbytes + 4096, lambda plan, site=site: _keep_boundary(plan, site)  # type: ignore[misc]
     for index, unit in units:
         yield sizes.weights_of(unit) + 4096, lambda plan, i=index: _keep(plan, i, "weights")  # type: ignore[misc]
-    if situation.clips:
+    if (situation.clips and situation.mode is StoreMode.DOUBLE) or situation.mode is StoreMode.SINGLE:
         for index, unit in units:
             yield sizes.trainable_of(unit) + 4096, lambda plan, i=index: _keep(plan, i, "gradient")  # type: ignore[misc]
     for index, unit in units:

@@ -255,7 +255,7 @@ class Run:
     def submit(self, op: Op) -> _Submitted:
         """The first half of an operation of a lane that keeps several in flight."""
         waited_s = self.wait(op)
-        if op.kind is Kind.WRITE_UPDATE:
+        if op.lane is Lane.SSD_WRITE:
             self._ssd.admit(op)
         self._device.begin(op.lane, op)
         batches: dict[int, tuple[Store, list[Request]]] = {}

@@ -1,13 +1,12 @@
 """The bytes behind a table of slots: host and device slots as tensors, SSD slots as addresses.
 
 What RAM keeps (weights, state, waiting gradients) lies in one pool, what depends on the batch in another, so that a larger
-batch replaces the second only. A unit's two places on the SSD take turns: `sides` says which one holds the version that a
-schedule begins with.
+batch replaces the second only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -142,21 +141,10 @@ class SsdMap:
         self._places, self.admit = places, admit
 
     @staticmethod
-    def of(
-        table: SlotTable,
-        places: Mapping[tuple[Role, int], Place],
-        sides: Sequence[int],
-        admit: Callable[[Op], None] = _at_once,
-    ) -> SsdMap:
-        """With the turn that each unit's two places have taken: `SIDE_0` is wherever the version to begin with lies."""
-        turned = {Role.SIDE_0: Role.SIDE_1, Role.SIDE_1: Role.SIDE_0}
-        found = {}
-        for (role, owner), place in places.items():
-            turn = role in turned and sides[owner] == 1
-            slot = table.permanent(Tier.SSD, turned[role] if turn else role, owner)
-            if slot is not None:
-                found[slot] = place
-        return SsdMap(found, admit)
+    def of(table: SlotTable, places: Mapping[tuple[Role, int], Place], admit: Callable[[Op], None] = _at_once) -> SsdMap:
+        """`places` by role and owner: `SIDE_0` is where the version to begin with is, `SIDE_1` where the next one goes."""
+        slots = {table.permanent(Tier.SSD, role, owner): place for (role, owner), place in places.items()}
+        return SsdMap({slot: place for slot, place in slots.items() if slot is not None}, admit)
 
     def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
         """The store that holds an SSD access, and the request that moves it from or to host memory."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lohan.config import StoreMode
 from lohan.device.protocol import Device
-from lohan.errors import BudgetError
+from lohan.errors import BudgetError, OptionError
 from lohan.model.shape import ModelShape
-from lohan.plan.plan import Plan
+from lohan.plan.plan import Plan, Update
 from lohan.plan.policies import Situation, auto_plan, memory_plan
 from lohan.run.batches import HostSlice
 from lohan.run.boundaries import boundary_bytes
@@ -74,6 +75,7 @@ class Preparer:
     host_bytes: int
     clips: bool
     runner: ModelRunner
+    mode: StoreMode
     storage: Storage | None = None
     """where the SSD's slots are; not needed to grow"""
     current: Prepared | None = None
@@ -123,9 +125,8 @@ class Preparer:
             self.storage.spill_boundaries(spilled)
         self.memory.adopt(table)
         builder = ScheduleBuilder(self.shape, plan, self.sizes, table, on_host=self.device.is_host, sums=situation.sums)
-        places = self.storage.places if self.storage is not None else {}
         self._plan = plan
-        self.current = Prepared(plan, table, builder, self.memory, places, self.room.workspace)
+        self.current = Prepared(plan, table, builder, self.memory, self.room.workspace)
         return self.current
 
     def _situation(self, room: Room) -> Situation:
@@ -136,6 +137,7 @@ class Preparer:
             self.device.is_host,
             room.sums,
             self.clips,
+            self.mode,
             workspace_bytes=room.workspace.nbytes,
             overhead_bytes=self.device.overhead_bytes,
         )
@@ -148,7 +150,9 @@ class Preparer:
         return auto_plan(situation, self.host_bytes, self.device.memory_bytes)
 
     def _check(self, situation: Situation, plan: Plan) -> None:
-        """Slots and workspace within the budgets, whoever made the plan."""
+        """What the store can do, and slots and workspace within the budgets, whoever made the plan."""
+        if plan.use_ssd:
+            self._check_store(plan)
         for tier, option, budget in (
             (Tier.HOST, "host_memory", self.host_bytes),
             (Tier.DEVICE, "device_memory", self.device.memory_bytes),
@@ -157,6 +161,21 @@ class Preparer:
             if budget is not None and needed > budget:
                 reason = f"this plan's buffers and the model's own operations need {needed} bytes"
                 raise BudgetError(option, budget, needed, reason)
+
+    def _check_store(self, plan: Plan) -> None:
+        """A plan made by hand may ask for what the store does not have."""
+        if plan.chunk_elements % (grain := self.shape.grain_elements):
+            reason = f"the store of this model is checked in grains of {grain} elements"
+            raise OptionError("plan.chunk_elements", plan.chunk_elements, reason, f"Use a multiple of {grain}")
+        if self.mode is StoreMode.DOUBLE:
+            return
+        for unit, shape in zip(plan.units, self.shape.units, strict=True):
+            if shape.trainable_elements and unit.update is not Update.DEFER:
+                reason = f"store={self.mode.value!r} has no second place for {shape.name}, so its update waits for the norm"
+                raise OptionError("plan.units[].update", unit.update.value, reason, "Use defer, or store='double'")
+            if shape.trainable_elements and unit.gradient is not Tier.SSD and self.mode is StoreMode.LOG:
+                reason = f"store='log' makes the update of {shape.name} again from its gradient after a crash"
+                raise OptionError("plan.units[].gradient", unit.gradient.value, reason, "Use ssd, or store='double'")
 
 
 def _as_on_host(situation: Situation, mode: Mode) -> Schedule:

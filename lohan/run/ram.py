@@ -29,7 +29,7 @@ class Ram:
             for in_state, in_rest in self._rests(index, state, buffers.rest):
                 in_state.copy_(in_rest)
 
-    def read_unit(self, index: int, side: int) -> UnitBuffers:
+    def read_unit(self, index: int) -> UnitBuffers:
         """A unit's weights and masters as they stand; there is one side only."""
         unit = self._shape.units[index]
         trainable, frozen = self._sizes.trainable_of(unit), self._sizes.frozen_of(unit)

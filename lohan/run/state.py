@@ -6,30 +6,22 @@ first, and its state is cut into chunks, each with its part of every plane.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from lohan.keep.manifest import Layout, Piece, UnitSize
-from lohan.model.shape import ModelShape
+from lohan.keep.manifest import Layout, Piece
 from lohan.run.memory import Memory
 from lohan.run.storage import Storage
-from lohan.schedule.slots import Role, Sizes
+from lohan.schedule.slots import Role
 from lohan.ssd.base import Ticket
-
-
-def layout_of(shape: ModelShape, sizes: Sizes) -> Layout:
-    """What a checkpoint of such a model has."""
-    units = tuple(UnitSize(unit.name, unit.trainable_elements, unit.frozen_elements) for unit in shape.units)
-    return Layout(sizes.weight, sizes.state_planes, units)
 
 
 class StoreState:
     """Of a run whose state is on the SSD; nothing is pending, nothing runs."""
 
-    def __init__(self, storage: Storage, layout: Layout, sides: Sequence[int]) -> None:
-        """`sides`: which of its two places each unit is in."""
-        self._storage, self._layout, self._sides = storage, layout, sides
+    def __init__(self, storage: Storage, layout: Layout) -> None:
+        self._storage, self._layout = storage, layout
 
     def submit_read(self, piece: Piece, into: Tensor) -> Ticket:
         return self._storage.units.submit_read([(self._address(piece), into)])
@@ -39,12 +31,12 @@ class StoreState:
 
     def _address(self, piece: Piece) -> int:
         if piece.plane < 0:
-            role, start = Role.FROZEN, 0
+            address, start = self._storage.fixed[Role.FROZEN, piece.unit].address, 0
         else:
-            role = Role.SIDE_1 if self._sides[piece.unit] else Role.SIDE_0
+            address = self._storage.places.addresses[self._storage.places.now[piece.unit]]
             before = (self._layout.weight_bytes, *self._layout.state_bytes)[: piece.plane]
             start = self._layout.units[piece.unit].trainable * sum(before)
-        return self._storage.places[role, piece.unit].address + start + piece.first * piece.element_bytes
+        return address + start + piece.first * piece.element_bytes
 
 
 class MemoryState:

@@ -1,29 +1,43 @@
-"""The SSD side of an engine: one store for the units, one unlinked store for boundaries, and where each slot lies in them."""
+"""The SSD side of an engine: one store for the units, one unlinked store for boundaries, and where each slot lies in them.
+
+    places of units      see `run.places`
+    frozen weights       of each unit that has some
+    gradients            of each unit with something to train: where they wait for their update
+    boundaries           in the other store, which vanishes with the process
+
+Whatever is read is what was written: both stores are checked (`ssd.checked`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lohan.config import Numerics
+from lohan.config import Numerics, StoreMode
 from lohan.host.pool import HostPool
 from lohan.model.shape import ModelShape, align
 from lohan.run.commits import Commits
 from lohan.run.memory import Place
+from lohan.run.places import UnitLayout, layout_of
 from lohan.run.transfer import UnitBuffers, rest_range
 from lohan.schedule.slots import ALIGN_BYTES, Role, Sizes
 from lohan.ssd.base import Request, Store
-from lohan.ssd.durable import Durable
+from lohan.ssd.checked import CheckedStore, Extent
+from lohan.ssd.durable import Contents, Durable
 
 
 class Stores(Protocol):
     """Where stores come from."""
 
-    def open_units(self, nbytes: int) -> Durable:
+    def mode(self, wanted: StoreMode | None, nbytes: Mapping[StoreMode, int]) -> StoreMode:
+        """How the run keeps its state: as it did, as is wanted, or as the space allows, given what each mode needs."""
+        ...
+
+    def open_units(self, contents: Contents) -> Durable:
         """The store that keeps the units: new, or of the run that goes on."""
         ...
 
@@ -33,29 +47,35 @@ class Stores(Protocol):
 
 
 class Storage:
-    """Both stores. A unit has two places for weights and state, one for frozen weights, one for a gradient that waits."""
+    """Both stores."""
 
-    def __init__(self, stores: Stores, shape: ModelShape, sizes: Sizes, numerics: Numerics) -> None:
+    def __init__(self, stores: Stores, mode: StoreMode, shape: ModelShape, sizes: Sizes, numerics: Numerics) -> None:
         self._stores, self._shape, self._sizes, self._numerics = stores, shape, sizes, numerics
-        self._end = 0
-        self._addresses: dict[tuple[Role, int], int] = {}
-        for index, unit in enumerate(shape.units):
-            self._add(Role.SIDE_0, index, sizes.region_of(unit))
-            self._add(Role.SIDE_1, index, sizes.region_of(unit))
-            self._add(Role.FROZEN, index, sizes.frozen_of(unit))
-            self._add(Role.GRADIENT, index, sizes.trainable_of(unit))
-        durable = stores.open_units(self._end)
-        self.units, self.resumed, self.run_id = durable.store, durable.resumed, durable.run
-        self.commits = Commits(durable)
-        self.spill: Store | None = None
-        self.places = {key: Place(self.units, address) for key, address in self._addresses.items()}
+        layout = UnitLayout(mode, layout_of(shape, sizes))
+        self.places, self._addresses = layout.places, {key: extent.address for key, extent in layout.fixed.items()}
+        durable = stores.open_units(layout.contents)
+        self.resumed, self.run_id = durable.resumed, durable.run
+        self.units = CheckedStore(durable.store, layout.extents)
+        self.commits = Commits(durable, self.units)
+        self.spill: CheckedStore | None = None
+        self.fixed = {key: Place(self.units, address) for key, address in self._addresses.items()}
+        """what has one place for good, boundaries included"""
         self._closed_bytes = (0, 0)
         """transferred by spill stores that were replaced"""
+        try:
+            self._resume()
+        except BaseException:
+            self.close()
+            raise
 
-    def _add(self, role: Role, owner: int, nbytes: int) -> None:
-        if nbytes:
-            self._addresses[role, owner] = self._end
-            self._end += align(nbytes, ALIGN_BYTES)
+    def _resume(self) -> None:
+        if self.resumed is not None:
+            self.places.restore(self.resumed.places)
+            self.units.restore(self.resumed.table)
+
+    def place(self, place: int, *, checked: bool = True) -> Place:
+        """A place of units; unchecked where what is read need not be what was written, as it means nothing."""
+        return Place(self.units if checked else self.units.unchecked, self.places.addresses[place])
 
     def spill_boundaries(self, boundary_bytes: Sequence[int]) -> None:
         """Places for boundaries of these sizes, instead of the ones before."""
@@ -67,10 +87,15 @@ class Storage:
         for nbytes in boundary_bytes:
             starts.append(end)
             end += align(nbytes, ALIGN_BYTES)
-        self.spill = self._stores.make_spill(end) if end else None
+        extents = [
+            Extent(f"boundary of site {owner}", start, nbytes, nbytes)
+            for owner, (start, nbytes) in enumerate(zip(starts, boundary_bytes, strict=True))
+            if nbytes
+        ]
+        self.spill = CheckedStore(self._stores.make_spill(end), extents) if end else None
         for owner, (start, nbytes) in enumerate(zip(starts, boundary_bytes, strict=True)):
             if nbytes and self.spill is not None:
-                self.places[Role.BOUNDARY, owner] = Place(self.spill, start)
+                self.fixed[Role.BOUNDARY, owner] = Place(self.spill, start)
 
     def transferred(self) -> tuple[int, int]:
         """Bytes read and written so far."""
@@ -85,14 +110,17 @@ class Storage:
         requests: list[Request] = []
         rest = rest_range(self._shape.units[index], self._sizes, self._numerics)[0]
         if buffers.trainable is not None:
-            requests.append((self._addresses[Role.SIDE_0, index], buffers.trainable))
+            requests.append((self._address_of(index), buffers.trainable))
         if buffers.rest is not None and bool(buffers.rest.view(torch.int64).any()):
-            requests.append((self._addresses[Role.SIDE_0, index] + rest, buffers.rest))
+            requests.append((self._address_of(index) + rest, buffers.rest))
         if buffers.frozen is not None:
             requests.append((self._addresses[Role.FROZEN, index], buffers.frozen))
         self.units.submit_write(requests).wait()
 
-    def read_unit(self, index: int, side: int) -> UnitBuffers:
+    def _address_of(self, unit: int) -> int:
+        return self.places.addresses[self.places.now[unit]]
+
+    def read_unit(self, index: int) -> UnitBuffers:
         """A unit's weights and masters as they stand."""
         unit = self._shape.units[index]
         start, stop = rest_range(unit, self._sizes, self._numerics)
@@ -101,21 +129,24 @@ class Storage:
         pool.reserve(total)
         requests: list[Request] = []
 
-        def fetch(role: Role, start: int, nbytes: int) -> Tensor | None:
+        def fetch(address: int, nbytes: int) -> Tensor | None:
             if not nbytes:
                 return None
             buffer = pool.allocate(nbytes, unit.name)
-            requests.append((self._addresses[role, index] + start, buffer))
+            requests.append((address, buffer))
             return buffer
 
-        role = Role.SIDE_1 if side else Role.SIDE_0
         buffers = UnitBuffers(
-            trainable=fetch(role, 0, self._sizes.trainable_of(unit)),
-            frozen=fetch(Role.FROZEN, 0, self._sizes.frozen_of(unit)),
-            rest=fetch(role, start, stop - start),
+            trainable=fetch(self._address_of(index), self._sizes.trainable_of(unit)),
+            frozen=fetch(self._addresses.get((Role.FROZEN, index), 0), self._sizes.frozen_of(unit)),
+            rest=fetch(self._address_of(index) + start, stop - start),
         )
         self.units.submit_read(requests).wait()
         return buffers
+
+    def read_gradient(self, index: int, into: Tensor) -> None:
+        """What waits for its update."""
+        self.units.submit_read([(self._addresses[Role.GRADIENT, index], into)]).wait()
 
     def describe(self) -> dict[str, Any]:
         return {"store_bytes": self.units.nbytes, "spill_bytes": self.spill.nbytes if self.spill is not None else 0}

@@ -1,23 +1,23 @@
-"""The state of a training run between schedules: what is pending, which side of the SSD is current, what comes next.
+"""The state of a training run between schedules: what is pending, where on the SSD each unit is, what comes next.
 
-    begin   a schedule starts; once the updates that were pending are written, the step before is committed
+    begin   a schedule starts; what was pending is written by it, and the step before is committed as these units move
     decide  the norm is known: accept, redo, or skip
-    settle  the schedule is done: sides turn; updates are done, and the step is committed, or they wait for the next schedule
+    settle  the schedule is done: units are in their new places, and the step is committed. Updates that wait for the next
+            schedule are part of that commit, if their gradients are on the SSD: after a crash they are made from those
 
-*Accept*: updates made during backward stand; deferred ones are pending. *Redo*: the norm exceeds the limit; updates made in the
-other side are worthless, all are pending, with the clip coefficient. *Skip*: loss or norm is not finite; nothing happened.
+*Accept*: updates made during backward stand; deferred ones are pending. *Redo*: the norm exceeds the limit; updates made in
+other places are worthless, all are pending, with the clip coefficient. *Skip*: loss or norm is not finite; nothing happened.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from lohan.config import Numerics
+from lohan.config import Numerics, StoreMode
 from lohan.model.shape import ModelShape
 from lohan.optim.base import Optimizer
 from lohan.optim.norm import clip_coefficient
@@ -25,14 +25,16 @@ from lohan.optim.team import Team
 from lohan.optim.worker import Hyper, UpdateWorker
 from lohan.plan.plan import Plan, Update
 from lohan.run.alone import Alone, AloneMeasurement
-from lohan.run.commits import Commits
 from lohan.run.executor import Executor, Run
+from lohan.run.gate import COMMIT_EVERY, Gate, Move
 from lohan.run.memory import Memory, Place, SsdMap, Workspace
+from lohan.run.places import NOWHERE
+from lohan.run.storage import Storage
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
 from lohan.schedule.checker import check
 from lohan.schedule.ops import Kind, Lane, Op, Schedule, Tier
 from lohan.schedule.slots import Role, SlotTable
-from lohan.ssd.records import Commit
+from lohan.ssd.records import Commit, Redo
 
 KEPT = (Role.WEIGHTS, Role.STATE)
 """what RAM may keep beside the SSD"""
@@ -46,7 +48,6 @@ class Prepared:
     table: SlotTable
     builder: ScheduleBuilder
     memory: Memory
-    places: dict[tuple[Role, int], Place]
     workspace: Workspace
     schedules: dict[Call, Schedule] = field(default_factory=dict)
 
@@ -86,13 +87,13 @@ class Training:
         numerics: Numerics,
         max_grad_norm: float | None,
         executor: Executor,
-        commits: Commits | None = None,
+        storage: Storage | None = None,
         resumed: Commit | None = None,
     ) -> None:
         self.shape, self.optimizer, self.numerics, self.max_grad_norm = shape, optimizer, numerics, max_grad_norm
         self.executor = executor
-        self._commits = commits if commits is not None and commits.keeps else None
-        self.sides = [0] * len(shape.units) if resumed is None else [int(side) for side in resumed.sides]
+        self._storage = storage
+        self._commits = storage.commits if storage is not None and storage.commits.keeps else None
         self.step = 0 if resumed is None else resumed.step
         self.pending: frozenset[int] = frozenset()
         self.stale: frozenset[tuple[Role, int]] = frozenset()
@@ -101,12 +102,16 @@ class Training:
         """the step before was clipped, so this one probably is"""
         self._pending_hyper: Hyper | None = None
         self._pending_present: dict[int, set[int]] = {}
+        if resumed is not None and (redo := resumed.redo) is not None:
+            self.pending = frozenset(redo.present)
+            self._pending_present = {unit: set(tensors) for unit, tensors in redo.present.items()}
+            self._pending_hyper = Hyper(resumed.step, redo.lr, redo.clip)
         self._running: _Running | None = None
         self._team = Team(executor.device.optimizer_threads)
 
     @property
     def committed_step(self) -> int:
-        """The step that a crash now would come back to; where only RAM has the model, steps whose updates are all applied."""
+        """What a crash now would come back to, -1 for nothing; where only RAM has the model, steps that are all applied."""
         return self.step - bool(self.pending) if self._commits is None else self._commits.durable_step
 
     def begin(self, prepared: Prepared, mode: Mode, lr: float, present: dict[int, set[int]]) -> Run:
@@ -115,27 +120,95 @@ class Training:
         call = Call(mode, self.pending, self.stale, defer=self._expects_clipping and mode is Mode.TRAIN)
         now = Hyper(self.step + 1, lr, 1.0)
         worker = self._worker(prepared, now, self._pending_hyper, present, self._pending_present)
-        gate = _Gate(self._commits, call.pending)
-        ssd = SsdMap.of(prepared.table, prepared.places, self.sides, gate.admit)
-        run = self.executor.start(prepared.schedule(call), prepared.memory, ssd, worker)
-        self._running = _Running(run, worker, prepared, call, lr, present)
-        if self._commits is not None and call.pending:
-            sides = [side ^ (unit in call.pending) for unit, side in enumerate(self.sides)]
-            self._commits.commit(self.step, sides, partial(run.wait_for, self._running.last_pending_write))
-        gate.open()
+        schedule = prepared.schedule(call)
+        moves = self._moves(schedule, call.pending)
+        gate = self._gate(moves)
+        ssd = self._ssd_map(prepared, {move.unit: move.place for move in moves}, admit=_at_once if gate is None else gate.admit)
+        run = self.executor.start(schedule, prepared.memory, ssd, worker)
+        self._running = _Running(run, worker, prepared, call, lr, present, moves)
+        if gate is not None:
+            self._commit_moves(run, moves, gate)
         return run
+
+    def _moves(self, schedule: Schedule, pending: frozenset[int]) -> list[Move]:
+        """Where the units whose update is pending go, in the order in which they are written."""
+        if self._storage is None:
+            return []
+        writes = [op for op in schedule.lane(Lane.SSD_WRITE) if op.kind is Kind.WRITE_UPDATE and op.unit in pending]
+        last_write = {op.unit: op for op in writes if op.writes[0].content.version == 1}
+        targets = self._storage.places.next_of(last_write)
+        return [Move(unit, targets[unit], op) for unit, op in last_write.items()]
+
+    def _ssd_map(
+        self, prepared: Prepared, targets: Mapping[int, int], admit: Callable[[Op], None], *, checked: bool = True
+    ) -> SsdMap:
+        """The places of a schedule that begins now: `targets` are where units go whose update it writes."""
+        if self._storage is None:
+            return SsdMap({})
+        places: dict[tuple[Role, int], Place] = dict(self._storage.fixed)
+        for unit, place in enumerate(self._storage.places.now):
+            if place != NOWHERE:
+                places[Role.SIDE_0, unit] = self._storage.place(place)
+        for unit, place in {**self._storage.places.next_of(targets), **targets}.items():
+            places[Role.SIDE_1, unit] = self._storage.place(place, checked=checked)
+        return SsdMap.of(prepared.table, places, admit)
+
+    def _gate(self, moves: Sequence[Move]) -> Gate | None:
+        """What keeps a schedule with these moves from overwriting what a crash would come back to."""
+        if self._commits is None or self._storage is None:
+            return None
+        places = self._storage.places
+        if places.mode is StoreMode.SINGLE:
+            if moves and (self._commits.asked is None or self._commits.asked.whole):
+                self._commits.commit(Commit(self.step, tuple(places.now), whole=False))
+            return Gate(self._commits, {move.unit for move in moves}, {})
+        left = {places.now[move.unit]: move.unit for move in moves}
+        followed = {move.unit: left[move.place] for move in moves if move.place in left}
+        return Gate(self._commits, {move.unit for move in moves}, followed)
+
+    def _commit_moves(self, run: Run, moves: Sequence[Move], gate: Gate) -> None:
+        """The step before, as its pending units arrive in their new places: all together, or a few at a time where others
+        are to follow them."""
+        assert self._commits is not None and self._storage is not None
+        places = self._storage.places
+        if places.mode is not StoreMode.SINGLE:
+            at, each = list(places.now), COMMIT_EVERY if places.mode is StoreMode.LOG else max(1, len(moves))
+            for first in range(0, len(moves), each):
+                arrived, waiting = moves[first : first + each], moves[first + each :]
+                for move in arrived:
+                    at[move.unit] = move.place
+                redo = self._redo([move.unit for move in waiting])
+                self._commits.commit(Commit(self.step, tuple(at), redo), partial(run.wait_for, arrived[-1].last_write))
+                gate.asked(arrived)
+        gate.open()
+
+    def _redo(self, units: Collection[int]) -> Redo | None:
+        """What it takes to make the pending updates of these units again."""
+        if not units:
+            return None
+        hyper = self._pending_hyper
+        assert hyper is not None, "a unit that is pending comes with what its step was done with"
+        return Redo(float(hyper.lr), hyper.clip, {unit: tuple(sorted(self._pending_present[unit])) for unit in sorted(units)})
+
+    def restore_gradients(self, prepared: Prepared) -> None:
+        """Of updates to be made again after a crash: the gradients that this run's plan keeps in RAM."""
+        for unit in sorted(self.pending):
+            kept = prepared.memory.kept(Role.GRADIENT, unit)
+            if kept is not None and self._storage is not None:
+                self._storage.read_gradient(unit, kept[: prepared.builder.sizes.trainable_of(self.shape.units[unit])])
 
     def measure(self, prepared: Prepared, compute: Callable[[Run, dict[int, set[int]]], None], tokens: int) -> Alone:
         """Every lane of a step alone, as `run.alone` says. Nothing of it is kept: what RAM holds beside the SSD is read again.
 
-        All updates that may wait are pending in it, so that every kind of operation occurs, and none writes to a current side.
+        All updates that may wait are pending in it, so that every kind of operation occurs, and none writes where a unit is.
         """
         self.drain(prepared)
         self.commit()  # what is written from here on would spoil the step before it
         present = {i: {j for j, t in enumerate(u.tensors) if t.trainable} for i, u in enumerate(self.shape.units)}
         plans = prepared.plan.units if prepared.plan.use_ssd else ()
         waiting = frozenset(u for u, plan in enumerate(plans) if plan.update is not Update.IMMEDIATE and present[u])
-        ssd = SsdMap.of(prepared.table, prepared.places, self.sides)
+        aside = {} if self._storage is None else self._storage.places.aside(waiting)
+        ssd = self._ssd_map(prepared, aside, _at_once, checked=False)
         schedule = prepared.schedule(Call(Mode.TRAIN, waiting, prepared.kept, defer=True))
         measurement = AloneMeasurement(self.executor, schedule, prepared.memory, ssd)
         hyper = Hyper(self.step + 1, 0.0, 1.0)
@@ -210,27 +283,32 @@ class Training:
         if running is None:
             return
         running.run.finish()
-        for unit in running.call.pending:
-            self.sides[unit] ^= 1
         outcome, early = running.outcome, running.updated_early
         kept = outcome is not None and not outcome.skipped and outcome.clip == 1.0
-        for unit in early if kept else ():
-            self.sides[unit] ^= 1
+        if self._storage is not None:
+            places = self._storage.places
+            for move in running.moves:
+                places.move(move.unit, move.place)
+            for unit in early if kept else ():
+                places.move(unit, places.next_of([unit])[unit])
         self.stale = running.stale_after(discarded=() if kept else early)
         if running.call.mode is not Mode.TRAIN:
             self.pending, self._pending_present, self._pending_hyper = frozenset(), {}, None
         self._running = None
-        self._commit_settled()
+        if self._storage is not None and self._storage.places.mode is not StoreMode.SINGLE:
+            self._commit_settled(running.prepared.plan)
 
-    def _commit_settled(self) -> None:
-        """What has no update pending is a step to come back to."""
-        if self._commits is not None and not self.pending:
-            self._commits.commit(self.step, self.sides)
+    def _commit_settled(self, plan: Plan | None) -> None:
+        """What stands is a step to come back to: whole, or with updates that can be made again from what is on the SSD."""
+        if self._commits is None or self._storage is None:
+            return
+        if plan is None or all(plan.units[unit].gradient is Tier.SSD for unit in self.pending):
+            self._commits.commit(Commit(self.step, tuple(self._storage.places.now), self._redo(self.pending)))
 
     def commit(self) -> None:
-        """The step as it stands is durable on return, unless updates are pending."""
+        """The step as it stands is durable on return. Nothing may be pending."""
         if self._commits is not None:
-            self._commit_settled()
+            self._commit_settled(None)
             self._commits.wait()
 
     def close(self) -> None:
@@ -246,34 +324,8 @@ class Training:
                 self.settle()
 
 
-class _Gate:
-    """Keeps a schedule from overwriting a place that the newest durable record names.
-
-    An update that was pending goes to a place that was left two steps ago: it waits for the commits asked for before this
-    schedule. One of this schedule's own step goes where the step before last is: it waits for the commit of the last step.
-    """
-
-    def __init__(self, commits: Commits | None, pending: frozenset[int]) -> None:
-        self._commits, self._pending = commits, pending
-        self._admit_pending = self._admit_own = _nothing if commits is None else commits.admit()
-        self._is_open = threading.Event()
-
-    def open(self) -> None:
-        """The commit of the last step has been asked for."""
-        if self._commits is not None:
-            self._admit_own = self._commits.admit()
-        self._is_open.set()
-
-    def admit(self, op: Op) -> None:
-        if op.unit in self._pending and op.writes[0].content.version == 1:
-            self._admit_pending()
-        else:
-            self._is_open.wait()
-            self._admit_own()
-
-
-def _nothing() -> None:
-    """There are no commits to wait for."""
+def _at_once(op: Op) -> None:
+    """Nothing stands in the way of a write."""
 
 
 @dataclass(slots=True)
@@ -286,13 +338,8 @@ class _Running:
     call: Call
     lr: float
     present: dict[int, set[int]]
+    moves: list[Move]
     outcome: Outcome | None = None
-
-    @property
-    def last_pending_write(self) -> Op:
-        """After it, the updates of the step before are all with the drives."""
-        writes = [op for op in self.run.lanes[Lane.SSD_WRITE] if op.kind is Kind.WRITE_UPDATE and op.unit in self.call.pending]
-        return [op for op in writes if op.writes[0].content.version == 1][-1]
 
     @property
     def updated_early(self) -> frozenset[int]:

@@ -14,7 +14,7 @@ from enum import Enum
 
 from lohan.errors import ScheduleError
 from lohan.model.shape import ModelShape, UnitShape, align
-from lohan.plan.plan import Plan, Update
+from lohan.plan.plan import Plan
 from lohan.schedule.ops import Slot, Tier
 
 ALIGN_BYTES = 4096
@@ -30,8 +30,9 @@ class Role(Enum):
     SUM = "gradient sum"
     """fp32 sums of the gradients of several slices"""
     SIDE_0 = "side 0"
-    """of a unit's two places on the SSD, the one that holds the version with which the schedule begins"""
+    """on the SSD: where a unit's version is with which the schedule begins"""
     SIDE_1 = "side 1"
+    """and where its next one goes"""
     FROZEN = "frozen"
 
 
@@ -148,7 +149,7 @@ class SlotTable:
                 self._keep(Tier.SSD, Role.SIDE_0, index, unit.name, sizes.region_of(unit))
                 self._keep(Tier.SSD, Role.SIDE_1, index, unit.name, sizes.region_of(unit))
                 self._keep(Tier.SSD, Role.FROZEN, index, unit.name, sizes.frozen_of(unit))
-                if plan.gradient is Tier.SSD and (plan.update is not Update.IMMEDIATE or index in self._shape.tied):
+                if plan.gradient is Tier.SSD:
                     self._keep(Tier.SSD, Role.GRADIENT, index, unit.name, sizes.trainable_of(unit))
 
     def _add_boundaries(self, on_host: bool) -> None:

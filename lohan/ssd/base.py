@@ -14,7 +14,6 @@ writing, are the caller's error. Addresses, sizes and the buffers' own addresses
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -24,26 +23,6 @@ BLOCK_BYTES = 4096
 
 Request = tuple[int, Tensor]
 """a logical address, and a uint8 tensor [n] in host memory that is read into or written from"""
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """A contiguous range of a store that belongs to one thing."""
-
-    name: str
-    address: int
-    """logical byte at which it starts, a multiple of BLOCK_BYTES"""
-    nbytes: int
-
-    def __post_init__(self) -> None:
-        if self.address < 0 or self.nbytes < 0 or self.address % BLOCK_BYTES or self.nbytes % BLOCK_BYTES:
-            raise ValueError(
-                f"extent {self.name}: address {self.address} and size {self.nbytes} must be multiples of {BLOCK_BYTES}"
-            )
-
-    @property
-    def end(self) -> int:
-        return self.address + self.nbytes
 
 
 class Ticket(Protocol):
@@ -83,6 +62,9 @@ class Store(Protocol):
     @property
     def written_bytes(self) -> int:
         """Bytes of all writes that finished."""
+
+    def locate(self, address: int) -> tuple[str, int]:
+        """The file that holds a byte, and where in it: for people."""
 
     def submit_read(self, requests: Sequence[Request]) -> Ticket: ...
 

@@ -2,7 +2,8 @@
 
     new      allowed where no run is, or where one never came to its first commit. Files are made, then the headers
     resume   every drive of the run is there, and belongs to the same one; its fingerprint is what this run's would be
-    return   a run that begins with a checkpoint of the run that is there: its records go, durably, and then it is a new one
+    return   a run that begins with a checkpoint of the run that is there: its records go, durably, and then it is a new one.
+             So does a run with one place a unit, whose checkpoint takes its place after a crash
 
 Nothing is written, and nothing is lost, before all of that is known.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lohan.config import StoreMode
 from lohan.errors import OptionError
 from lohan.ssd.base import Store
 from lohan.ssd.file_store import FileStore
@@ -24,7 +26,21 @@ from lohan.ssd.records import Commit, RecordError, RecordFile, read_header
 from lohan.ssd.striped import STRIPE_BYTES
 
 FILE_NAME, META_NAME = "store", "store.meta"
-FORMAT = 1
+FORMAT = 2
+MODE = "store"
+"""how the fingerprint of a run names its mode"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a store has to hold."""
+
+    nbytes: int
+    table_bytes: int
+    """of its checksums"""
+    mode: StoreMode
+    layout: Mapping[str, Any]
+    """the units, for whoever reads the store without the model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +69,42 @@ class Durable:
 
 def open_durable(
     folders: Sequence[str | Path],
-    nbytes: int,
+    contents: Contents,
     fingerprint: Mapping[str, Any],
     *,
     resume: bool,
     origin: Origin | None = None,
 ) -> Durable:
-    """The store of `nbytes` bytes in these folders: new, or as the run left it with `resume`.
+    """The store for these contents in these folders: new, or as the run left it with `resume`.
 
     With an `origin`, a run that began with it is gone on with, and one that it was saved by gives way to it.
     """
     paths = [Path(folder) for folder in folders]
+    fingerprint = {**fingerprint, MODE: contents.mode.value}
     found = find_run(paths)
     if found is None:
-        return _create(paths, nbytes, fingerprint, origin)
-    if origin is not None and (header := read_header(_drives_of(paths)[0] / META_NAME)).get("origin") != origin.checkpoint:
-        if header["run"] != origin.run:
-            reason = f"another run than the checkpoint's is there, at step {found.step}, and would be lost"
-            raise OptionError("ssd", _named(paths), reason, "Name another folder, or remove this one")
-        _forget(paths, header)
-        return _create(paths, nbytes, fingerprint, origin)
+        return _create(paths, contents, fingerprint, origin)
+    if origin is not None:
+        header = read_header(_drives_of(paths)[0] / META_NAME)
+        if header.get("origin") != origin.checkpoint or not found.whole:
+            if header["run"] != origin.run:
+                reason = f"another run than the checkpoint's is there, at step {found.step}, and would be lost"
+                raise OptionError("ssd", _named(paths), reason, "Name another folder, or remove this one")
+            _forget(paths, header)
+            return _create(paths, contents, fingerprint, origin)
     if not resume:
         reason = f"a run is there, at step {found.step}, and would be lost"
         raise OptionError("ssd", _named(paths), reason, "Go on with it (resume=True), name another folder, or remove this one")
-    return _reopen(paths, nbytes, fingerprint)
+    return _reopen(paths, contents.nbytes, fingerprint)
+
+
+def mode_of(folders: Sequence[str | Path]) -> StoreMode | None:
+    """How the run in these folders keeps its state; None where there is none."""
+    paths = [Path(folder) for folder in folders]
+    if find_run(paths) is None:
+        return None
+    header = next(read_header(path / META_NAME) for path in paths if (path / META_NAME).exists())
+    return next((mode for mode in StoreMode if mode.value == header["fingerprint"].get(MODE)), None)
 
 
 def find_run(folders: Sequence[Path]) -> Commit | None:
@@ -102,14 +130,17 @@ def _forget(folders: Sequence[Path], header: Mapping[str, Any]) -> None:
         store.close()
 
 
-def _create(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any], origin: Origin | None) -> Durable:
-    store = FileStore.create(folders, nbytes, file_name=FILE_NAME)
+def _create(folders: Sequence[Path], contents: Contents, fingerprint: Mapping[str, Any], origin: Origin | None) -> Durable:
+    store = FileStore.create(folders, contents.nbytes, file_name=FILE_NAME)
     try:
         run = secrets.token_hex(8) if origin is None else origin.run
-        shared = {"format": FORMAT, "run": run, "of": len(folders), "nbytes": nbytes, "stripe_bytes": STRIPE_BYTES}
+        shared = {"format": FORMAT, "run": run, "of": len(folders), "nbytes": contents.nbytes, "stripe_bytes": STRIPE_BYTES}
+        shared |= {"layout": contents.layout}
         shared |= {"fingerprint": fingerprint, "origin": None if origin is None else origin.checkpoint}
         headers = [{**shared, "drive": drive} for drive in range(len(folders))]
-        files = [RecordFile.create(folder / META_NAME, h) for folder, h in zip(folders, headers, strict=True)]
+        files = [
+            RecordFile.create(folder / META_NAME, h, contents.table_bytes) for folder, h in zip(folders, headers, strict=True)
+        ]
         for other in files[1:]:
             other.close()
     except BaseException:
@@ -129,7 +160,13 @@ def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]
         raise OptionError("ssd", _named(folders), reason, "Name another folder")
     store = FileStore.open(ordered, nbytes, file_name=FILE_NAME, stripe_bytes=header["stripe_bytes"])
     try:
-        return Durable(store, RecordFile.open(ordered[0] / META_NAME), header["run"])
+        records = RecordFile.open(ordered[0] / META_NAME)
+        if records.last is not None and not records.last.whole:
+            records.close()
+            reason = f"the run there ended while step {records.last.step} was being overwritten, as a store of one place does"
+            remedy = "Go on from a checkpoint of it (resume_from_checkpoint), or remove the folder and begin anew"
+            raise OptionError("ssd", _named(folders), reason, remedy)
+        return Durable(store, records, header["run"])
     except BaseException:
         store.close()
         raise

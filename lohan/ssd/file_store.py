@@ -108,6 +108,9 @@ class FileStore(StripedStore):
         except OSError as error:
             raise StoreError("flush", str(path), 0, 0, 0, error.errno, str(error)) from error
 
+    def file_name(self, file: int) -> str:
+        return str(self._files[file].path)
+
     def release(self) -> None:
         for file in self._files:
             os.close(file.fd)

@@ -60,6 +60,10 @@ class StripedStore(ABC):
     def written_bytes(self) -> int:
         return sum(lane.moved_bytes for lane in self._write_lanes)
 
+    def locate(self, address: int) -> tuple[str, int]:
+        span = next(self._stripes.split(address, 1))
+        return self.file_name(span.file), span.offset
+
     def submit_read(self, requests: Sequence[Request]) -> PieceTicket:
         return self._submit("read", requests, self._read_lanes, self.read_piece)
 
@@ -93,6 +97,9 @@ class StripedStore(ABC):
 
     @abstractmethod
     def sync_file(self, file: int) -> None: ...
+
+    def file_name(self, file: int) -> str:
+        return f"file {file}"
 
     @abstractmethod
     def release(self) -> None:

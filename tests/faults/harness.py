@@ -24,7 +24,6 @@ import lohan.engine
 from lohan import Engine
 from lohan.host.pool import HostPool
 from lohan.run.memory import Workspace
-from lohan.schedule.slots import Role
 from lohan.ssd.file_store import FileStore
 from tests.parity.harness import OPTIMIZER, TILE, limit_of, steps, tiny_model
 from tests.parity.test_placements import make_plan
@@ -110,9 +109,8 @@ def state_of(engine: Engine) -> str:
     engine.drain()
     digest = hashlib.blake2b(f"step {engine.num_steps}".encode(), digest_size=16)
     storage: Any = engine._storage
-    sides = engine._ready().training.sides
     for index, unit in enumerate(engine.shape.units):
-        place = storage.places[Role.SIDE_1 if sides[index] else Role.SIDE_0, index]
+        place = storage.place(storage.places.now[index])
         region = _read(place, engine.sizes.region_of(unit))
         start = 0
         for itemsize in (engine.sizes.weight, *engine.sizes.state_planes):

@@ -7,13 +7,15 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from lohan.errors import StoreError
-from lohan.run import training
+from lohan.run import gate
 from lohan.run.commits import Commits
 from lohan.ssd import file_store, records
 from lohan.ssd.file_store import FileStore
+from lohan.ssd.records import Commit
 
 SLOW_S = 0.3
 """makes a window in time wide enough to fall into"""
@@ -22,20 +24,20 @@ SLOW_S = 0.3
 def commit_before_updates() -> None:
     """The record first, then what it names."""
 
-    def commit(self: Any, before: Future[None], step: int, sides: str, after: Callable[[], None] | None) -> None:
+    def commit(self: Any, before: Future[None], state: Commit, after: Callable[[], None] | None) -> None:
         before.result()
-        self._durable.records.write(step, sides)
-        self.durable_step = step
+        self._records.write(replace(state, table=self._store.table()))
+        self.durable_step = state.step
         if after is not None:
             after()
-        self._durable.store.flush()
+        self._store.flush()
 
     Commits._commit = commit  # type: ignore[method-assign]
 
 
 def commit_without_waiting() -> None:
     """Writes go ahead while the record that still names their place is the durable one."""
-    training._Gate.admit = lambda self, op: None  # type: ignore[method-assign]
+    gate.Gate.admit = lambda self, op: None  # type: ignore[method-assign]
     sync = FileStore.sync_file
 
     def slowly(self: FileStore, file: int) -> None:

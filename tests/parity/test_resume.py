@@ -94,11 +94,10 @@ def test_what_is_written_next_waits_for_the_record(tmp_path: Path, monkeypatch: 
             records = RecordFile.open(tmp_path / "store.meta")
             records.close()
             assert records.last is not None
-            role = "SIDE_1" if records.last.sides[op.unit] == "1" else "SIDE_0"
-            named = [place for (r, u), place in storage.places.items() if r.name == role and u == op.unit][0]
             _, (address, _) = requests(self._ssd, op.writes[0], self._memory.view(op.reads[0]))
-            size = storage._sizes.region_of(storage._shape.units[op.unit])
-            seen.append(not named.address <= address < named.address + size)
+            named = [storage.places.addresses[place] for place in records.last.places]
+            sizes = [storage._sizes.region_of(unit) for unit in storage._shape.units]
+            seen.append(not any(start <= address < start + size for start, size in zip(named, sizes, strict=True)))
         return made
 
     monkeypatch.setattr(Run, "submit", looking)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lohan.ssd.base import BLOCK_BYTES, Extent
+from lohan.ssd.base import BLOCK_BYTES
 from lohan.ssd.stripes import Stripes
 from lohan.ssd.throttle import Pacer
 
@@ -34,10 +34,3 @@ def test_stripes_place_every_byte_once(num_files: int) -> None:
         end += span.nbytes
     assert end == nbytes and len(places) == 50
     assert {file for file, _ in places} == set(range(num_files))
-
-
-def test_extents_lie_on_blocks() -> None:
-    assert Extent("unit 0 master", 2 * BLOCK_BYTES, BLOCK_BYTES).end == 3 * BLOCK_BYTES
-    for address, nbytes in ((1, BLOCK_BYTES), (0, 5), (-BLOCK_BYTES, 0)):
-        with pytest.raises(ValueError, match="multiples of 4096"):
-            Extent("wrong", address, nbytes)
