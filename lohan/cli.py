@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("lohan.train.command", "fine-tune a model on data, from a YAML file or flags"),
     "generate": ("lohan.train.generate", "continue a prompt with a trained model"),
     "export": ("lohan.train.export", "write a run's model as safetensors that Transformers loads"),
+    "store": ("lohan.train.store", "what a run has on its drives: list, verify, repair, remove"),
     "report": ("lohan.train.report", "one page about a run: loss, throughput, memory, a step's timeline"),
     "doctor": ("lohan.machine.doctor", "what this machine can do, what is wrong with it, and how to mend it"),
 }

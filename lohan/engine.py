@@ -146,6 +146,11 @@ class Engine:
         return self.placement.use_ssd if isinstance(self.placement, Plan) else self.placement != "memory"
 
     @property
+    def store_mode(self) -> StoreMode:
+        """How the SSD keeps what changes."""
+        return self._ready().preparer.mode
+
+    @property
     def shape(self) -> ModelShape:
         """Units and sites, as a plan made by hand counts them. Of a model with a `loss_fn`: known after its first batch."""
         return self._ready().preparer.shape

@@ -73,7 +73,7 @@ def save_planes(folder: Path, layout: Layout, run: RunState, progress: Progress)
 
 def verify_planes(folder: Path, manifest: Manifest, progress: Progress) -> int:
     """Read all of it; CheckpointError at the first piece that is another one. Returns the bytes read."""
-    with _planes(folder, manifest) as file, _buffers() as buffers:
+    with opened_planes(folder, manifest) as file, _buffers() as buffers:
         for piece, expected in zip(manifest.layout.pieces(), manifest.checksums, strict=True):
             _read(file, manifest, piece, expected, buffers[0][: piece.nbytes])
             progress("verify state", piece.offset + piece.nbytes, manifest.layout.nbytes)
@@ -82,7 +82,7 @@ def verify_planes(folder: Path, manifest: Manifest, progress: Progress) -> int:
 
 def load_planes(folder: Path, manifest: Manifest, run: RunState, progress: Progress) -> None:
     """All of it into a run that has not begun."""
-    with _planes(folder, manifest) as file, _buffers() as buffers:
+    with opened_planes(folder, manifest) as file, _buffers() as buffers:
         flying: deque[Arrival] = deque()
         for number, (piece, expected) in enumerate(zip(manifest.layout.pieces(), manifest.checksums, strict=True)):
             if len(flying) == len(buffers):
@@ -99,6 +99,11 @@ def read_piece(file: OpenFile, piece: Piece, into: Tensor) -> None:
     transfer("read", os.preadv, file, piece.offset, _bytes(into))
 
 
+def read_range(file: OpenFile, offset: int, into: Tensor) -> None:
+    """Bytes of the file, wherever pieces begin in it."""
+    transfer("read", os.preadv, file, offset, _bytes(into))
+
+
 def _read(file: OpenFile, manifest: Manifest, piece: Piece, expected: int, into: Tensor) -> None:
     read_piece(file, piece, into)
     if checksum(_bytes(into)) != expected:
@@ -109,7 +114,7 @@ def _read(file: OpenFile, manifest: Manifest, piece: Piece, expected: int, into:
 
 
 @contextmanager
-def _planes(folder: Path, manifest: Manifest) -> Iterator[OpenFile]:
+def opened_planes(folder: Path, manifest: Manifest) -> Iterator[OpenFile]:
     """The file of a checkpoint, of the size that it has to have."""
     path = folder / PLANES_NAME
     try:

@@ -85,7 +85,7 @@ def open_durable(
     if found is None:
         return _create(paths, contents, fingerprint, origin)
     if origin is not None:
-        header = read_header(_drives_of(paths)[0] / META_NAME)
+        header = read_header(drives_of(paths)[0] / META_NAME)
         if header.get("origin") != origin.checkpoint or not found.whole:
             if header["run"] != origin.run:
                 reason = f"another run than the checkpoint's is there, at step {found.step}, and would be lost"
@@ -118,9 +118,18 @@ def find_run(folders: Sequence[Path]) -> Commit | None:
     return max(commits, key=lambda commit: commit.number, default=None)
 
 
+def remove_store(folders: Sequence[Path]) -> None:
+    """A run goes, with its files. Refused while a process has it open."""
+    ordered = drives_of(folders)
+    _forget(ordered, read_header(ordered[0] / META_NAME))
+    for folder in ordered:
+        (folder / FILE_NAME).unlink()
+        sync_folder(folder)
+
+
 def _forget(folders: Sequence[Path], header: Mapping[str, Any]) -> None:
     """Nothing in these folders is a run any more, whatever happens next. Refused while a process has it open."""
-    ordered = _drives_of(folders)
+    ordered = drives_of(folders)
     store = FileStore.open(ordered, header["nbytes"], file_name=FILE_NAME, stripe_bytes=header["stripe_bytes"])
     try:
         for folder in ordered:  # the first has the records: without them nothing is there to lose
@@ -150,7 +159,7 @@ def _create(folders: Sequence[Path], contents: Contents, fingerprint: Mapping[st
 
 
 def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
-    ordered = _drives_of(folders)
+    ordered = drives_of(folders)
     header = read_header(ordered[0] / META_NAME)
     if found := differences(header["fingerprint"], fingerprint):
         reason = f"the run there is another one: {'; '.join(found)}"
@@ -172,7 +181,7 @@ def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]
         raise
 
 
-def _drives_of(folders: Sequence[Path]) -> list[Path]:
+def drives_of(folders: Sequence[Path]) -> list[Path]:
     """The folders in the order in which the run has them; refused unless they are all of its own and no others."""
     headers: dict[Path, dict[str, Any]] = {}
     for folder in folders:

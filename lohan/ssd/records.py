@@ -150,7 +150,7 @@ def newest_commit(path: Path, fd: int, table_bytes: int) -> Commit | None:
     for slot in range(NUM_COMMITS):
         offset = HEADER_BYTES + slot * COMMIT_BYTES
         try:
-            commit = _commit(path, offset, decode(path, offset, os.pread(fd, COMMIT_BYTES, offset)))
+            commit = parse_commit(path, offset, decode(path, offset, os.pread(fd, COMMIT_BYTES, offset)))
         except RecordError:
             continue
         table = os.pread(fd, table_bytes, TABLES_START + slot * _table_stride(table_bytes))
@@ -195,7 +195,7 @@ def decode(path: Path, offset: int, page: bytes) -> dict[str, Any]:
     return content
 
 
-def _commit(path: Path, offset: int, content: Mapping[str, Any]) -> Commit:
+def parse_commit(path: Path, offset: int, content: Mapping[str, Any]) -> Commit:
     """A page's content as a commit; RecordError for anything but one."""
     step, number, digest, whole = (content.get(name) for name in ("step", "number", "digest", "whole"))
     places, redo = content.get("places"), content.get("redo")

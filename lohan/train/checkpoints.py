@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from lohan.errors import OptionError
 from lohan.keep.checkpoint import STATE_NAME, find_checkpoint
 from lohan.keep.manifest import CheckpointError, read_manifest
 from lohan.keep.publish import publishing, remove, tidy
+from lohan.ssd.durable import find_run
 from lohan.train.callbacks import Callbacks
 from lohan.train.config import TrainingConfig
 from lohan.train.console import Console
@@ -134,10 +136,16 @@ def chosen_checkpoint(config: TrainingConfig) -> Path | None:
             raise OptionError(
                 error.option, named, error.reason, f"{error.remedy}. There are {', '.join(there) or 'none'}"
             ) from None
-    if named and config.placement == "memory":
+    if named and (config.placement == "memory" or _is_spoiled(config.drives)):
         with_state = [path for path in checkpoints_in(config.checkpoint_folder) if (path / STATE_NAME).is_dir()]
         return find_checkpoint(with_state[-1]).folder if with_state else None
     return None
+
+
+def _is_spoiled(drives: Sequence[Path]) -> bool:
+    """Whether a store with one place a unit was left in the middle of a step."""
+    found = find_run(drives)
+    return found is not None and not found.whole
 
 
 def _small_files(folder: Path) -> list[str]:

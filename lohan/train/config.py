@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lohan.config import Numerics, parse_bytes, parse_dtype
+from lohan.config import Numerics, parse_bytes, parse_dtype, parse_store_mode
 from lohan.data.settings import DataSettings
 from lohan.errors import OptionError
 from lohan.optim.schedules import LrSchedule, schedule_name
@@ -133,6 +133,9 @@ class TrainingConfig:
     """terabytes written that each of these drives is rated for, from its data sheet; none: what the drive tells"""
     dtype: str = "bf16"
     """what the device computes with: bf16 or fp32; masters are fp32"""
+    store: str = "auto"
+    """how the SSD keeps what changes: double (26 B a parameter with adamw), log (14 B, and a few units), single (14 B; a crash
+    costs the run back to its last checkpoint), or auto: double if it fits, else log"""
     placement: str = "auto"
     """auto, or memory: all in RAM, and no way to continue an interrupted run"""
     slice_rows: int = 0
@@ -174,6 +177,7 @@ class TrainingConfig:
         if self.placement == "memory" and self.ssd:
             reason = "placement is 'memory', so nothing would be there"
             raise OptionError("ssd", list(self.ssd), reason, "Leave ssd out, or set placement to auto")
+        parse_store_mode(self.store)
         self.schedule(max(self.max_steps, 1))
         self.data_settings()
         Numerics(parse_dtype(self.dtype), self.slice_rows, self.loss_tile, self.seed)

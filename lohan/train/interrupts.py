@@ -1,4 +1,4 @@
-"""Ctrl-C and TERM. The first lets the step finish, the second leaves at once.
+"""Ctrl-C, TERM and HUP: the first lets the step finish, the second leaves at once. USR1: pause after this step, and go on.
 
 Python runs its signal handlers between two instructions of the main thread, which a long operation of torch or a read of a slow
 drive keeps waiting. So the kernel's own notice, a byte in a socket, goes to a thread that is always free to leave.
@@ -17,7 +17,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_INTERRUPTED = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PAUSE = signal.SIGUSR1
 
 
 class Interrupts:
@@ -27,6 +28,9 @@ class Interrupts:
         """`message` is what the first one says while a step is being finished."""
         self.requested = False
         """whether to stop after this step"""
+        self.paused = False
+        """whether to pause after this step"""
+        self._changed = threading.Event()
         self._message = message
         self._patient = False
         self._before: dict[signal.Signals, Any] = {}
@@ -44,7 +48,9 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._ours, self._kernels = socket.socketpair()
             self._kernels.setblocking(False)
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]  # as nohup leaves HUP
+            taken = [number for number in (*SIGNALS, PAUSE) if number not in ignored]
+            self._before = {number: signal.signal(number, self._handle) for number in taken}
             self._wakeup_before = signal.set_wakeup_fd(self._kernels.fileno(), warn_on_full_buffer=False)
             threading.Thread(target=self._watch, name="lohan-interrupts", daemon=True).start()
         return self
@@ -56,8 +62,14 @@ class Interrupts:
                 signal.signal(number, handler)
             self._kernels.close()
 
+    def wait_while_paused(self) -> None:
+        """Until somebody wants the run to go on, or to end."""
+        while self.paused and not self.requested:
+            self._changed.wait()
+            self._changed.clear()
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._patient:
+        if not self._patient and number != PAUSE:
             raise KeyboardInterrupt
 
     def _watch(self) -> None:
@@ -65,12 +77,18 @@ class Interrupts:
         with self._ours:
             num_seen = 0
             while data := self._ours.recv(1):
+                if data[0] == PAUSE:
+                    self.paused = not self.paused
+                    self._changed.set()
+                    _say("pausing after this step; the same signal goes on" if self.paused else "going on")
+                    continue
                 num_seen += data[0] in SIGNALS
                 if num_seen > 1:
                     _say("left at once; what the last commit holds is on disk")
                     os._exit(EXIT_INTERRUPTED)
                 if num_seen and self._patient and not self.requested:
                     self.requested = True
+                    self._changed.set()
                     _say(self._message)
 
 

@@ -9,6 +9,7 @@ Which batch a step takes is the number of steps and of skipped batches before it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -77,10 +78,20 @@ class Loop:
         with self.interrupts.patience():
             while not self.is_done and not self.interrupts.requested:
                 self._step()
+                if self.interrupts.paused:
+                    self._pause()
             if not self.interrupts.requested:
                 if self.config.sample_prompts and not self._evaluates_now():
                     self._sample()
                 self.callbacks.call("on_train_end")
+
+    def _pause(self) -> None:
+        """All of the run is on its drives, and nothing is done, until it is to go on."""
+        self.console.phase("write what is pending")
+        self.engine.drain()
+        self.console.idle()
+        self.console.line(f"paused after step {self.num_steps}: kill -USR1 {os.getpid()} goes on, Ctrl-C ends the run")
+        self.interrupts.wait_while_paused()
 
     # ---------------------------------------------------------------- one step
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from torch import nn
 
-from lohan.config import parse_bytes
+from lohan.config import StoreMode, parse_bytes
 from lohan.data.show import show_masked
 from lohan.engine import Engine
 from lohan.errors import OptionError
@@ -206,6 +206,7 @@ def open_engine(
         optimizer=make_optimizer(config),
         max_grad_norm=config.clip_norm,
         placement=config.placement,
+        store=config.store,
         slice_rows=config.slice_rows,
         loss_tile=config.loss_tile,
         seed=config.seed,
@@ -224,6 +225,13 @@ def make_optimizer(config: TrainingConfig) -> Optimizer:
     return AdamW(config.learning_rate, betas=betas, eps=config.adam_epsilon, weight_decay=config.weight_decay)
 
 
+_STORES = {
+    StoreMode.DOUBLE: "double, two places for every unit: a crash costs at most the step in progress",
+    StoreMode.LOG: "log, one place for every unit and a few to spare: a crash costs at most the step in progress",
+    StoreMode.SINGLE: "single, every unit is overwritten where it is: after a crash the run goes on from its last checkpoint",
+}
+
+
 def _announce(loop: Loop, console: Console) -> None:
     plan, total = loop.inputs.plan, loop.inputs.num_steps
     console.idle()
@@ -231,5 +239,7 @@ def _announce(loop: Loop, console: Console) -> None:
         console.line(f"continues after step {loop.num_steps} of {total}")
     else:
         console.line(f"{total} steps, {plan.steps_per_epoch} an epoch")
+    if loop.engine.uses_ssd:
+        console.line(f"store: {_STORES[loop.engine.store_mode]}")
     if loop.engine.uses_ssd and not loop.is_done:
         console.line(loop.wear.forecast(total - loop.num_steps, loop.engine.step_write_bytes))

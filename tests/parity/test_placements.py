@@ -42,6 +42,7 @@ TIERS: dict[str, Sequence[Any]] = {
     "device_prefetch": (0, 1, 2),
     "spare_slots": (0, 2),
     "store": ("memory", "files"),
+    "mode": ("double", "log", "single"),
 }
 """what decides where things are"""
 COVER = pairwise({**ORDER, **TIERS})
@@ -66,11 +67,11 @@ def make_plan(settings: Mapping[str, Any]) -> Plan:
         order = list(islice(cycle(kinds), 64)) if value == "mixed" else [value] * 64
         return order.__getitem__
 
-    weights, state, gradient = (turns(settings[name], "ssd", "host") for name in ("weights", "state", "gradient"))
-    boundary, update = (
-        turns(settings["boundaries"], "ssd", "device", "host"),
-        turns(settings["update"], "defer", "speculate", "speculate"),
-    )
+    mode = settings.get("mode", "double")
+    weights, state = (turns(settings[name], "ssd", "host") for name in ("weights", "state"))
+    gradient = turns("ssd" if mode == "log" else settings["gradient"], "ssd", "host")
+    boundary = turns(settings["boundaries"], "ssd", "device", "host")
+    update = turns(settings["update"] if mode == "double" else "defer", "defer", "speculate", "speculate")
     num_units, num_sites = shape_of(settings["architecture"])
     spare, prefetch, device_prefetch = settings["spare_slots"], settings["prefetch"], settings["device_prefetch"]
     return Plan(
@@ -103,6 +104,7 @@ def open_placed(settings: Mapping[str, Any], folder: Path, plan: Plan, **options
         dtype=settings["dtype"],
         device=device,
         placement=plan,
+        store=settings["mode"],
         make_store=memory_store if settings["store"] == "memory" else partial(file_store, folder),
         max_grad_norm=None if settings["update"] == "immediate" else limit_of(settings["architecture"]),
         **options,

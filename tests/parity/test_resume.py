@@ -12,7 +12,6 @@ import pytest
 
 from lohan import SGD, AdamW, Engine
 from lohan.errors import OptionError
-from lohan.plan.plan import Update
 from lohan.report import StepReport
 from lohan.ssd.records import RecordFile
 from tests.parity.harness import OPTIMIZER, TILE, in_memory, limit_of, outcome_of, steps, tiny_model
@@ -26,6 +25,9 @@ SETTINGS: dict[str, Any] = {
     "gradient": "ssd",
 }
 SETTINGS |= {"prefetch": 1, "device_prefetch": 1, "spare_slots": 1, "chunk_elements": 12288}
+
+
+MODES = [("double", "speculate"), ("double", "defer"), ("double", "mixed"), ("double", "immediate"), ("log", "defer")]
 
 
 def open_run(folders: list[Path], update: str, **options: Any) -> Engine:
@@ -43,9 +45,9 @@ def open_run(folders: list[Path], update: str, **options: Any) -> Engine:
     return Engine(tiny_model("llama"), **{**settings, **options})
 
 
-def train_some(folders: list[Path], update: str, upto: int, killed: bool) -> None:
+def train_some(folders: list[Path], mode: str, update: str, upto: int, killed: bool) -> None:
     """In a process of its own: some steps, and then the end, orderly or not."""
-    with open_run(folders, update) as engine:
+    with open_run(folders, update, store=mode) as engine:
         for one in steps()[engine.num_steps : upto]:
             report = engine.step(one)
         (folders[0] / "told").write_text(str(report.committed_step))
@@ -54,12 +56,14 @@ def train_some(folders: list[Path], update: str, upto: int, killed: bool) -> Non
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
-@pytest.mark.parametrize("update", ["speculate", "defer", "mixed", "immediate"])
-def test_a_run_that_goes_on_has_the_same_bits(update: str, killed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode,update", [*MODES, ("single", "defer")])
+def test_a_run_that_goes_on_has_the_same_bits(mode: str, update: str, killed: bool, tmp_path: Path) -> None:
+    if mode == "single" and killed:
+        pytest.skip("a store with one place a unit does not survive that: see test_checkpoints")
     folders = [tmp_path / "one", tmp_path / "two"]
     reports: list[StepReport] = []
     for upto in (4, 9):
-        process = get_context("spawn").Process(target=partial(train_some, folders, update, upto, killed))
+        process = get_context("spawn").Process(target=partial(train_some, folders, mode, update, upto, killed))
         process.start()
         process.join()
         assert process.exitcode == (-9 if killed else 0)
@@ -68,7 +72,7 @@ def test_a_run_that_goes_on_has_the_same_bits(update: str, killed: bool, tmp_pat
         assert records.last is not None
         assert int((folders[0] / "told").read_text()) <= records.last.step <= upto
         assert records.last.step == upto or killed
-    with open_run(list(reversed(folders)), update) as engine:
+    with open_run(list(reversed(folders)), update, store=mode) as engine:
         first = engine.num_steps
         assert upto - 2 <= first <= upto
         reports = [engine.step(one) for one in steps()[first:]]
@@ -101,9 +105,9 @@ def test_what_is_written_next_waits_for_the_record(tmp_path: Path, monkeypatch: 
         return made
 
     monkeypatch.setattr(Run, "submit", looking)
-    for update in Update:
+    for mode, update in MODES:
         folder = tmp_path
-        with open_run([folder], update.value) as engine:
+        with open_run([folder], update, store=mode) as engine:
             storage: Any = engine._storage
             for one in steps()[:8]:
                 engine.step(one)
