@@ -17,6 +17,7 @@ from lohan.host.pool import HostPool
 from lohan.schedule.ops import Access, Op, Tier
 from lohan.schedule.slots import Role, SlotTable
 from lohan.ssd.base import Request, Store
+from lohan.ssd.checked import CheckedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Place:
 
     store: Store
     address: int
+
+    @property
+    def unchecked(self) -> Place:
+        """For what means nothing, and may be anything when it is read."""
+        return Place(self.store.unchecked if isinstance(self.store, CheckedStore) else self.store, self.address)
 
 
 class Memory:

@@ -73,9 +73,9 @@ class Storage:
             self.places.restore(self.resumed.places)
             self.units.restore(self.resumed.table)
 
-    def place(self, place: int, *, checked: bool = True) -> Place:
-        """A place of units; unchecked where what is read need not be what was written, as it means nothing."""
-        return Place(self.units if checked else self.units.unchecked, self.places.addresses[place])
+    def place(self, place: int) -> Place:
+        """A place of units."""
+        return Place(self.units, self.places.addresses[place])
 
     def spill_boundaries(self, boundary_bytes: Sequence[int]) -> None:
         """Places for boundaries of these sizes, instead of the ones before."""

@@ -150,7 +150,9 @@ class Training:
             if place != NOWHERE:
                 places[Role.SIDE_0, unit] = self._storage.place(place)
         for unit, place in {**self._storage.places.next_of(targets), **targets}.items():
-            places[Role.SIDE_1, unit] = self._storage.place(place, checked=checked)
+            places[Role.SIDE_1, unit] = self._storage.place(place)
+        if not checked:
+            places = {key: place.unchecked for key, place in places.items()}
         return SsdMap.of(prepared.table, places, admit)
 
     def _gate(self, moves: Sequence[Move]) -> Gate | None:
@@ -208,7 +210,7 @@ class Training:
         plans = prepared.plan.units if prepared.plan.use_ssd else ()
         waiting = frozenset(u for u, plan in enumerate(plans) if plan.update is not Update.IMMEDIATE and present[u])
         aside = {} if self._storage is None else self._storage.places.aside(waiting)
-        ssd = self._ssd_map(prepared, aside, _at_once, checked=False)
+        ssd = self._ssd_map(prepared, aside, _at_once, checked=False)  # no order, so what is read may be anything
         schedule = prepared.schedule(Call(Mode.TRAIN, waiting, prepared.kept, defer=True))
         measurement = AloneMeasurement(self.executor, schedule, prepared.memory, ssd)
         hyper = Hyper(self.step + 1, 0.0, 1.0)
