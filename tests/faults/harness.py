@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-import lohan.engine
 from lohan import Engine
 from lohan.host.pool import HostPool
 from lohan.run.memory import Workspace
@@ -72,17 +71,18 @@ class Kind:
 
     update: str
     """when units are updated, in the words of the parity tests; some steps are clipped"""
+    store: str = "double"
 
     def __str__(self) -> str:
-        return self.update
+        return self.update if self.store == "double" else self.store
 
 
-KINDS = [Kind("mixed"), Kind("speculate"), Kind("defer")]
+KINDS = [Kind("mixed"), Kind("speculate"), Kind("defer"), Kind("defer", "log")]
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Stripes that fit a tiny store; and no rehearsal, which is most of a first step and here finds nothing out."""
-    patch.setattr(lohan.engine, "rehearse", lambda *_, **__: Workspace(0, "not rehearsed"))
+    patch.setattr("lohan.run.preparing.rehearse", lambda *_, **__: Workspace(0, "not rehearsed"))
     create: Any = FileStore.create
     patch.setitem(create.__func__.__kwdefaults__, "stripe_bytes", STRIPE_BYTES)
     patch.setattr("lohan.ssd.durable.STRIPE_BYTES", STRIPE_BYTES)
@@ -100,6 +100,7 @@ def open_run(folders: Sequence[Path], kind: Kind, **options: Any) -> Engine:
         "seed": 3,
         "resume": True,
         "ssd": folders,
+        "store": kind.store,
     }
     return Engine(tiny_model("llama"), **{**settings, **options})
 

@@ -115,6 +115,12 @@ def lose(call: Call, fd: int, data: Any, offset: int) -> int:
     return sum(map(len, data)) if isinstance(data, list) else len(data)
 
 
+def tear(call: Call, fd: int, data: Any, offset: int) -> Any:
+    """The drive says that it wrote all, and wrote the first block."""
+    short(call, fd, data, offset)
+    return lose(call, fd, data, offset)
+
+
 def both(*faults: Fault) -> None:
     """Several faults in one process: `partial(both, one, another)`."""
     for fault in faults:
