@@ -53,7 +53,7 @@ from lohan.run.record import Recording, record, record_language_model
 from lohan.run.state import MemoryState, StoreState
 from lohan.run.storage import Storage, Stores
 from lohan.run.training import Prepared, Training
-from lohan.run.transfer import Exporter, Importer, UnitBuffers
+from lohan.run.transfer import Exporter, Importer, UnitBuffers, WriteUnit
 from lohan.schedule.builder import Mode
 from lohan.schedule.ops import Schedule
 from lohan.schedule.slots import Sizes
@@ -559,15 +559,16 @@ def _is_language_model(model: nn.Module) -> bool:
 class _Told:
     """Units that are written, with word of how many they are."""
 
-    def __init__(self, write_unit: Callable[[int, UnitBuffers], None], num_units: int, progress: Progress) -> None:
+    def __init__(self, write_unit: WriteUnit, num_units: int, progress: Progress) -> None:
         self._write_unit, self._num_units, self._progress = write_unit, num_units, progress
         self._num_written = 0
         progress("import weights", 0, num_units)
 
-    def write_unit(self, index: int, buffers: UnitBuffers) -> None:
-        self._write_unit(index, buffers)
+    def write_unit(self, index: int, buffers: UnitBuffers) -> Callable[[], None]:
+        wait = self._write_unit(index, buffers)
         self._num_written += 1
         self._progress("import weights", self._num_written, self._num_units)
+        return wait
 
 
 def _silent(phase: str, done: int, total: int | None) -> None:

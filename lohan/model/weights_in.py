@@ -3,7 +3,7 @@
 Reading a checkpoint has three steps that overlap:
 
     plan    for each group of tensors: which bytes of which file go where in a span of memory
-    read    one thread fills spans of a ring, ahead of the consumer, with large requests past the page cache
+    read    threads fill spans of a ring, ahead of the consumer, with large requests past the page cache
     convert tensors are views of their span where the model stores them as the file does; a layer's experts are read straight
             to their rows of the fused tensor; anything else goes through Transformers' converter
 
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -26,8 +27,10 @@ from lohan.model.keys import Group
 from lohan.model.safetensors_file import Entry
 from lohan.model.shape import align
 
-READ_AHEAD_BYTES = 64 * 2**20
+READ_AHEAD_BYTES = 96 * 2**20
 """beyond the span that the consumer holds"""
+NUM_READERS = 3
+"""one alone reads 2.3 GB/s from a drive that gives 4.2"""
 
 
 class TensorSource(Protocol):
@@ -74,14 +77,16 @@ class FileTensors:
         self.ring_bytes = max((span.num_bytes for span in self.spans), default=0) + READ_AHEAD_BYTES
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        thread, reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lohan-import"), FileReader()
+        readers = [FileReader() for _ in range(NUM_READERS)]
+        threads = [ThreadPoolExecutor(max_workers=1, thread_name_prefix="lohan-import") for _ in readers]
+        turns = cycle(zip(threads, readers, strict=True))
         ring = _Ring(self.ring_bytes)
         waiting = deque(self.spans)
         ahead: deque[tuple[Span, int, Future[None]]] = deque()
         try:
             while waiting or ahead:
                 while waiting and (start := ring.take(waiting[0].num_bytes)) is not None:
-                    span = waiting.popleft()
+                    span, (thread, reader) = waiting.popleft(), next(turns)
                     ahead.append((span, start, thread.submit(_fill, reader, span, ring.memory[start:])))
                 span, start, filled = ahead.popleft()
                 filled.result()
@@ -89,8 +94,10 @@ class FileTensors:
                     yield self.names.get(target, target), tensor
                 ring.give_back()
         finally:
-            thread.shutdown(cancel_futures=True)
-            reader.close()
+            for thread in threads:
+                thread.shutdown(cancel_futures=True)
+            for reader in readers:
+                reader.close()
 
     def _tensors(self, span: Span, memory: Tensor) -> dict[str, Tensor]:
         if span.fused is not None:

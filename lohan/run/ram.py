@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,8 @@ class Ram:
         self._memory, self._shape, self._sizes, self._numerics = memory, shape, sizes, numerics
         self._chunk_elements = chunk_elements
 
-    def write_unit(self, index: int, buffers: UnitBuffers) -> None:
-        """A unit as it begins."""
+    def write_unit(self, index: int, buffers: UnitBuffers) -> Callable[[], None]:
+        """A unit as it begins; it is there at once."""
         weights, state = self._memory.kept(Role.WEIGHTS, index), self._memory.kept(Role.STATE, index)
         assert weights is not None, "without an SSD, RAM keeps the weights of every unit"
         parts = [part for part in (buffers.trainable, buffers.frozen) if part is not None]
@@ -28,6 +30,7 @@ class Ram:
         if buffers.rest is not None and state is not None:
             for in_state, in_rest in self._rests(index, state, buffers.rest):
                 in_state.copy_(in_rest)
+        return _nothing_left
 
     def read_unit(self, index: int) -> UnitBuffers:
         """A unit's weights and masters as they stand; there is one side only."""
@@ -50,3 +53,7 @@ class Ram:
             num, base = min(each, total - first), first * self._sizes.state
             pairs.append((state[base : base + num * size], rest[first * size : (first + num) * size]))
         return pairs
+
+
+def _nothing_left() -> None:
+    """A unit that was copied is there."""
