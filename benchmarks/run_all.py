@@ -54,6 +54,7 @@ BENCHMARKS = (
     Benchmark("memory.py", ("smallest",)),
     Benchmark("memory.py", ("limited",), ("--shape", "tiny")),
     Benchmark("versus_deepspeed.py", (), (*ROUND, "--steps", "3", "--shape", "tiny")),
+    Benchmark("stranger.py"),
 )
 
 

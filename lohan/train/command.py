@@ -58,5 +58,5 @@ def field_docs() -> dict[str, str]:
     docs = {}
     for field, text in zip(body, body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            docs[ast.unparse(field.target)] = str(text.value.value)
+            docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return docs

@@ -16,7 +16,7 @@ from lohan.data.fit import check_packing, check_vocabulary, padding_token
 from lohan.data.plan import BatchPlan
 from lohan.data.sources import open_rows
 from lohan.engine import Engine
-from lohan.errors import OptionError
+from lohan.errors import ModelError, OptionError
 from lohan.model.load import build_on_meta
 from lohan.optim.schedules import LrSchedule
 from lohan.train.checks import check_length, check_model, open_tokenizer
@@ -90,7 +90,11 @@ def _open_source(config: TrainingConfig, model: object) -> tuple[Path | nn.Modul
     if source is None:
         raise OptionError("model_name_or_path", None, "a run needs a model", "Name its folder, or its name on the hub")
     if isinstance(source, str | Path):
-        return check_model(source)
+        try:
+            return check_model(source)
+        except ModelError as error:
+            remedy = "Name a folder that Transformers loads from safetensors, or such a model of the hub"
+            raise OptionError("model_name_or_path", str(source), str(error).removeprefix(f"{source}: "), remedy) from error
     if isinstance(source, nn.Module):
         return source, getattr(source, "config", None)
     raise OptionError("model", type(source).__name__, "it is no model", "Pass a folder, a hub name, or a module")

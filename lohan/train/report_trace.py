@@ -5,7 +5,8 @@
     slice    ->  bar        name, start, duration, bytes
 
 Bars too short to be seen are joined with the next ones of their track until no more than `MAX_BARS` are left; a joined bar says
-how many operations it is and how long they took together.
+how many operations it is and how long they took together. A queue of hundreds is as many tracks in a trace; of a lane only
+`MAX_TRACKS` are drawn, the last with all bars that are left.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from lohan.simulate.timeline import Span, lane_use
 
 MAX_BARS = 8_000
 """of a timeline"""
+MAX_TRACKS = 8
+"""of a lane: as many operations as are told apart that are in flight at once"""
 MAX_TRACE_BYTES = 2**29
 """of a file that is read at all"""
 
@@ -108,7 +111,18 @@ def _timelines(events: Sequence[dict[str, Any]]) -> list[Lanes]:
 
 def _lanes(name: str, tracks: list[Track]) -> Lanes:
     end_us = max((bar.end_us for track in tracks for bar in track.bars), default=0.0)
-    return Lanes(name, _readable(tracks, end_us), _rows(tracks), end_us)
+    return Lanes(name, _readable(_folded(tracks), end_us), _rows(tracks), end_us)
+
+
+def _folded(tracks: Sequence[Track], max_tracks: int = MAX_TRACKS) -> list[Track]:
+    """The same bars with so many tracks of a lane at most."""
+    folded = []
+    for lane in dict.fromkeys(track.lane for track in tracks):
+        own = [track for track in tracks if track.lane is lane]
+        rest = [bar for track in own[max_tracks - 1 :] for bar in track.bars]
+        last = [Track(lane, sorted(rest, key=lambda bar: bar.start_us))] if rest else []
+        folded += [*own[: max_tracks - 1], *last]
+    return folded
 
 
 def _rows(tracks: Sequence[Track]) -> list[LaneRow]:

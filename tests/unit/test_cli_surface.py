@@ -60,6 +60,7 @@ OPTIONS = {
     "ssd": (),
     "ssd_endurance_tbw": None,
     "dtype": "bf16",
+    "store": "auto",
     "placement": "auto",
     "slice_rows": 0,
     "loss_tile": 4096,
@@ -72,7 +73,7 @@ def test_options_and_defaults_stay() -> None:
 
 
 def test_commands_stay() -> None:
-    assert [*COMMANDS] == ["train", "generate", "export", "report", "doctor"]
+    assert [*COMMANDS] == ["train", "generate", "export", "store", "report", "doctor"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], []])

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from lohan.schedule.ops import Lane
+from lohan.simulate.timeline import Span
 from lohan.simulate.trace import write_trace
 from lohan.train.report_log import EXTREMES, MAX_ROWS, NUMBERS, History, read_history, share_of
-from lohan.train.report_trace import read_trace
+from lohan.train.report_trace import MAX_TRACKS, read_trace
 from tests.unit.runs import spans, step_record, write_log
 
 
@@ -136,6 +137,15 @@ def test_many_short_bars_are_joined_and_nothing_is_lost(tmp_path: Path) -> None:
     assert sum(bar.nbytes for bar in bars) == 9000 * 3_000_000
     assert bars[0].name.startswith("forward unit 0 site 0 … forward unit ")
     assert {row.lane: row.num_ops for row in timeline.rows} == {Lane.COMPUTE: 9000, Lane.SSD_READ: 9000}
+
+
+def test_a_long_queue_is_drawn_in_a_few_tracks_and_nothing_is_lost(tmp_path: Path) -> None:
+    queue = [Span(number, Lane.SSD_READ, f"read {number}", 0.0, 0.1 * (number + 1), 0.0, 100) for number in range(30)]
+    write_trace({"simulated": queue}, tmp_path / "trace.json")
+    (timeline,) = read_trace(tmp_path / "trace.json")
+    assert [len(track.bars) for track in timeline.tracks] == [1] * (MAX_TRACKS - 1) + [30 - MAX_TRACKS + 1]
+    assert sorted(bar.name for track in timeline.tracks for bar in track.bars) == sorted(span.name for span in queue)
+    assert [(row.num_ops, row.nbytes) for row in timeline.rows] == [(30, 3000)]
 
 
 SLICE = {"ph": "X", "name": "forward", "cat": "compute", "pid": 1, "tid": 2, "ts": 0, "dur": 1, "args": {"bytes": 0}}
