@@ -15,7 +15,7 @@ from lohan.errors import ModelError, StoreError
 from lohan.model.safetensors_file import Entry
 from lohan.model.shape import align
 
-REQUEST_BYTES = 8 * 2**20
+REQUEST_BYTES = 4 * 2**20
 """of one read; larger ones are no faster"""
 BLOCK_BYTES = 4096
 """what O_DIRECT wants places in files and in memory to be multiples of"""

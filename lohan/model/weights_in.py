@@ -27,7 +27,7 @@ from lohan.model.keys import Group
 from lohan.model.safetensors_file import Entry
 from lohan.model.shape import align
 
-READ_AHEAD_BYTES = 96 * 2**20
+READ_AHEAD_BYTES = 48 * 2**20
 """beyond the span that the consumer holds"""
 NUM_READERS = 3
 """one alone reads 2.3 GB/s from a drive that gives 4.2"""
