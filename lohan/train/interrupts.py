@@ -69,13 +69,16 @@ class Interrupts:
             self._changed.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._patient and number != PAUSE:
+        if number == PAUSE:
+            return
+        if not self._patient:
             raise KeyboardInterrupt
+        self.requested = True  # the thread says so too; where Python comes here first, no other step begins
 
     def _watch(self) -> None:
         """Until the socket is closed."""
         with self._ours:
-            num_seen = 0
+            num_seen, is_told = 0, False
             while data := self._ours.recv(1):
                 if data[0] == PAUSE:
                     self.paused = not self.paused
@@ -86,8 +89,8 @@ class Interrupts:
                 if num_seen > 1:
                     _say("left at once; what the last commit holds is on disk")
                     os._exit(EXIT_INTERRUPTED)
-                if num_seen and self._patient and not self.requested:
-                    self.requested = True
+                if num_seen and self._patient and not is_told:
+                    self.requested = is_told = True
                     self._changed.set()
                     _say(self._message)
 
