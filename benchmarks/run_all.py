@@ -53,7 +53,10 @@ BENCHMARKS = (
     Benchmark("simulation.py", (), (*ROUND, "--steps", "1", "--shape", "tiny")),
     Benchmark("memory.py", ("smallest",)),
     Benchmark("memory.py", ("limited",), ("--shape", "tiny")),
+    Benchmark("durability.py", (), (*ROUND, "--shape", "tiny")),
+    Benchmark("durability.py", ("--shape", "1.1b", "--batch", "4", "--rounds", "2"), (*ROUND, "--shape", "tiny")),
     Benchmark("versus_deepspeed.py", (), (*ROUND, "--steps", "3", "--shape", "tiny")),
+    Benchmark("versus_deepspeed.py", ("--clip", "0"), (*ROUND, "--steps", "3", "--shape", "tiny")),
     Benchmark("stranger.py"),
 )
 

@@ -31,7 +31,9 @@ def train(options: argparse.Namespace, ssd: str) -> dict[str, object]:
     tokens = torch.tensor(make_tokens(options.batch, options.seq))
     began_s = time.perf_counter()
     optimizer = AdamW(lr=1e-4, weight_decay=0.01)
-    with Engine(folder, ssd=ssd, host_memory=options.host_memory, optimizer=optimizer, max_grad_norm=1.0) as engine:
+    with Engine(
+        folder, ssd=ssd, host_memory=options.host_memory, optimizer=optimizer, max_grad_norm=options.clip or None
+    ) as engine:
         initialize_s = time.perf_counter() - began_s
         peaks = {"import": _peak_until_now()}
         steps = [engine.step({"input_ids": tokens, "labels": tokens}) for _ in range(options.steps)]
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--host-memory", default="1GiB")
+    parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--export", action="store_true", help="save the model at the end, to a folder that is removed")
     parser.add_argument("--json", type=Path, help="file that gets the report")
     options = parser.parse_args()

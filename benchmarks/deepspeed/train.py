@@ -38,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{option}", type=int, default=default)
     for option, default in (("batch", 1), ("seq", 512), ("steps", 6), ("seed", 0)):
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--clip", type=float, default=1.0, help="the gradient's norm is limited to it; 0: not at all")
     parser.add_argument("--nvme", type=Path, required=True, help="folder on the drive; the run works in a new folder below it")
     parser.add_argument("--json", type=Path, help="file that gets the report")
     tuning = parser.add_argument_group("DeepSpeed's own", "the defaults are the best that were found, see README.md")
@@ -56,7 +57,7 @@ def deepspeed_config(arguments: argparse.Namespace, nvme: Path) -> dict[str, Any
     return {
         "train_micro_batch_size_per_gpu": arguments.batch,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,
+        "gradient_clipping": arguments.clip,
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
         "zero_optimization": {
