@@ -31,9 +31,8 @@ def train(options: argparse.Namespace, ssd: str) -> dict[str, object]:
     tokens = torch.tensor(make_tokens(options.batch, options.seq))
     began_s = time.perf_counter()
     optimizer = AdamW(lr=1e-4, weight_decay=0.01)
-    with Engine(
-        folder, ssd=ssd, host_memory=options.host_memory, optimizer=optimizer, max_grad_norm=options.clip or None
-    ) as engine:
+    clip = options.clip or None
+    with Engine(folder, ssd=ssd, host_memory=options.host_memory, optimizer=optimizer, max_grad_norm=clip) as engine:
         initialize_s = time.perf_counter() - began_s
         peaks = {"import": _peak_until_now()}
         steps = [engine.step({"input_ids": tokens, "labels": tokens}) for _ in range(options.steps)]

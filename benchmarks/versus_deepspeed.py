@@ -7,8 +7,8 @@
 The two take turns, each in a fresh process with the machine for itself: a round is one run of lohan (`train.py`) and one of
 DeepSpeed (`deepspeed/train.py`). Both train the same weights on the same tokens, in bf16, with AdamW, gradients clipped at 1.0
 or, with `--clip 0`, not at all; random weights have large gradients, so at 1.0 every step is clipped, and all updates wait for
-the norm. Equal first losses are the proof that both do the same. A run's step time is the median of its steps in the steady state; reported is the median
-over rounds, of the ratio too. Memory is VmHWM at the end of a run, summed over its processes.
+the norm. Equal first losses are the proof that both do the same. A run's step time is the median of its steps in the steady
+state; reported is the median over rounds, of the ratio too. Memory is VmHWM at the end of a run, summed over its processes.
 """
 
 from __future__ import annotations
