@@ -7,7 +7,7 @@ help        `lohan --help`, `lohan train --help`, `lohan doctor`
 train       off a terminal, Ctrl-C in the middle; the same command, on a terminal, goes on to the end, with evaluations
 compare     losses and weights with those of a run that nobody interrupted
 use         export, load in Transformers, and the same answers from `lohan generate` as from Transformers' greedy generation
-report      one page about the run
+look back   every byte of the store verified; one page about the run
 
 Every command is timed as somebody in front of it sees it: how long until it says something, and the longest silence.
 """
@@ -259,6 +259,9 @@ def walk(place: Path, verdicts: Verdicts) -> None:
     verdicts.timed("export", exported)
     use(place, verdicts)
 
+    verified = run(place, "store", "verify", "runs/first")
+    verdicts.check("the store is what was written", verified.code == 0)
+    verdicts.timed("store", verified)
     report = run(place, "report", "runs/first")
     page = place / "runs" / "first" / "report.html"
     verdicts.check("a page of less than 2 MB", report.code == 0 and 0 < page.stat().st_size < 2e6, page.stat().st_size)
