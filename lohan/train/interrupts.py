@@ -48,8 +48,8 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._ours, self._kernels = socket.socketpair()
             self._kernels.setblocking(False)
-            ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]  # as nohup leaves HUP
-            taken = [number for number in (*SIGNALS, PAUSE) if number not in ignored]
+            is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            taken = [number for number in (*SIGNALS, PAUSE) if number != signal.SIGHUP or not is_nohup]
             self._before = {number: signal.signal(number, self._handle) for number in taken}
             self._wakeup_before = signal.set_wakeup_fd(self._kernels.fileno(), warn_on_full_buffer=False)
             threading.Thread(target=self._watch, name="lohan-interrupts", daemon=True).start()
