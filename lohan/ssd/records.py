@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lohan.errors import StoreError
-from lohan.ssd.files import sync, sync_folder
+from lohan.ssd.files import allocate, sync, sync_folder
 
 MAGIC = b"lohan store 2\n\0\0"
 HEADER_BYTES = 1024 * 1024
@@ -86,13 +86,14 @@ class RecordFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(partial, flags, 0o600)
         try:
-            os.posix_fallocate(fd, 0, TABLES_START + NUM_COMMITS * _table_stride(table_bytes))
+            allocate(path.parent, fd, file_bytes(table_bytes))
             _write_all(partial, fd, 0, encode({**header, "table_bytes": table_bytes}, HEADER_BYTES))
             sync(partial, fd)
             os.rename(partial, path)
             sync_folder(path.parent)
         except BaseException:
             os.close(fd)
+            partial.unlink(missing_ok=True)
             raise
         return cls(path, fd, table_bytes, None)
 
@@ -157,6 +158,11 @@ def newest_commit(path: Path, fd: int, table_bytes: int) -> Commit | None:
         if _digest(table).hex() == commit.digest:
             commits.append(replace(commit, table=table))
     return max(commits, key=lambda commit: commit.number, default=None)
+
+
+def file_bytes(table_bytes: int) -> int:
+    """Of a file for tables of this size."""
+    return TABLES_START + NUM_COMMITS * _table_stride(table_bytes)
 
 
 def _table_stride(table_bytes: int) -> int:
