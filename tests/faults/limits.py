@@ -7,15 +7,21 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lohan.host.pool
+from lohan import Engine
+from lohan.report import StepReport
 from lohan.ssd import durable, file_store, run_stores
 from lohan.ssd.base import BLOCK_BYTES
 from lohan.train import interrupts
 from tests.faults.harness import Kind, open_run
 from tests.faults.processes import Fault, Tell, nothing
 from tests.parity.harness import steps
+
+DRAG_S = 20.0
+"""of one write"""
 
 
 def train_foreseen(
@@ -104,16 +110,20 @@ def share_with_children() -> None:
 
 def never_leave() -> None:
     """The second signal is as patient as the first."""
-    drag_later()
+    drag()
     interrupts.os = SimpleNamespace(write=os.write, _exit=lambda code: None)  # type: ignore[attr-defined, assignment]
 
 
-def drag_later() -> None:
-    """Every write to a store takes its time, once it has been made: a step lasts longer than anybody waits."""
-    real, since_s = os.pwritev, time.monotonic()
+def drag() -> None:
+    """From the first step on every write to a store takes its time: a step lasts longer than anybody waits."""
+    real, step = os.pwritev, Engine.step
 
-    def slowly(fd: int, data: Any, offset: int) -> int:
-        time.sleep(2 if interrupts.Interrupts.steps_began else 0)
-        return real(fd, data, offset)
+    def slowly(*arguments: Any) -> int:
+        time.sleep(DRAG_S)
+        return real(*arguments)
 
-    os.pwritev = slowly
+    def begin(self: Engine, *arguments: Any, **options: Any) -> StepReport:
+        os.pwritev = slowly
+        return step(self, *arguments, **options)
+
+    Engine.step = begin  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Row 14: signals at random times, given to `lohan train`. A step is finished or was never made, and the same command goes on."""
+"""Row 14: signals at random times, to `lohan train`. A step is finished or was never made, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lohan.ssd.durable import find_run
 from tests.faults import limits
 from tests.faults.conftest import Tally
 from tests.faults.harness import on_a_drive, scaled, seeded
-from tests.faults.processes import Child, Fault, nothing
+from tests.faults.processes import Child, Fault
 from tests.faults.runs import Curve, TrainRun, eventually, make_place
 
 pytestmark = [pytest.mark.faults, pytest.mark.row("14 signals at random times")]
@@ -127,7 +127,7 @@ def check_long_step(run: TrainRun, fault: Fault) -> None:
 
 def test_two_signals_leave_a_long_step(place: Path, clean: Curve, tally: Tally) -> None:
     run = new_run(place, "long")
-    check_long_step(run, limits.drag_later)
+    check_long_step(run, limits.drag)
     assert run.start().finish() == 0, run.told
     assert run.curve == clean
     tally(injected=1, fired=1)
@@ -194,7 +194,8 @@ def test_the_program_itself(place: Path, clean: Curve, tally: Tally) -> None:
             if line.startswith("step 3/"):
                 process.send_signal(signal.SIGHUP)
                 break
-        assert f"interrupted: {run.num_steps} of" in process.communicate(timeout=60)[0]
+        told = process.communicate(timeout=60)[0]
+        assert f"interrupted: {run.num_steps} of" in told
         assert process.returncode == 130 and durable_step(run) == run.num_steps
     finally:
         process.kill()
