@@ -189,7 +189,8 @@ def _create(folders: Sequence[Path], contents: Contents, fingerprint: Mapping[st
 def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
     ordered = drives_of(folders)
     header = read_header(ordered[0] / META_NAME)
-    if found := differences(header["fingerprint"], fingerprint):
+    there = {**header["fingerprint"], "format": header.get("format")}
+    if found := differences(there, {**fingerprint, "format": FORMAT}):
         reason = f"the run there is another one: {'; '.join(found)}"
         raise OptionError("ssd", _named(folders), reason, "Use its settings to go on with it, or name another folder")
     if header["nbytes"] != nbytes:

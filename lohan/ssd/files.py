@@ -165,7 +165,11 @@ def existing(folder: Path) -> Path:
 
 
 def _try_direct_read(folder: Path, fd: int) -> None:
-    with mmap.mmap(-1, BLOCK_BYTES) as block:
+    try:
+        memory = mmap.mmap(-1, BLOCK_BYTES)
+    except OSError as error:
+        raise MemoryError(f"the system has no memory for a block of {BLOCK_BYTES} bytes ({error.strerror})") from error
+    with memory as block:
         try:
             os.preadv(fd, [block], 0)
         except OSError as error:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
+import resource
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +18,10 @@ import lohan.host.pool
 from lohan import Engine
 from lohan.report import StepReport
 from lohan.ssd import durable, file_store, run_stores
-from lohan.ssd.base import BLOCK_BYTES
 from lohan.train import interrupts
 from tests.faults.harness import Kind, open_run
 from tests.faults.processes import Fault, Tell, nothing
-from tests.parity.harness import steps
+from tests.parity.harness import OPTIMIZER, TILE, steps
 
 DRAG_S = 20.0
 """of one write"""
@@ -70,17 +73,17 @@ def take_twice() -> None:
     lohan.host.pool._Arena = arena  # type: ignore[assignment, misc]
 
 
-def take_what_is_not_there() -> None:
-    """Memory that the system refuses is taken for memory."""
-    map_pages = lohan.host.pool.mmap.mmap
+def ignore_madvise() -> None:
+    """Memory that the system did not populate is taken for populated."""
+    advise = lohan.host.pool._Arena._advise
 
-    def mmap(fd: int, size_bytes: int, **options: Any) -> Any:
+    def ignoring(self: Any, advice: int) -> None:
         try:
-            return map_pages(fd, size_bytes, **options)
+            advise(self, advice)
         except OSError:
-            return map_pages(fd, BLOCK_BYTES, **options)
+            pass
 
-    lohan.host.pool.mmap.mmap = mmap  # type: ignore[assignment, misc]
+    lohan.host.pool._Arena._advise = ignoring  # type: ignore[method-assign]
 
 
 def lose_patience() -> None:
@@ -127,3 +130,82 @@ def drag() -> None:
         return step(self, *arguments, **options)
 
     Engine.step = begin  # type: ignore[method-assign]
+
+
+# ---------------------------------------------------------------- memory that the system does not have
+
+
+@dataclass(frozen=True)
+class NoMemory:
+    """The system refuses a mapping, or to populate one, at the n-th time; called, it does so from then on."""
+
+    number: int
+    mark: Path
+
+    def __call__(self) -> None:
+        num_seen, number, mark = 0, self.number, self.mark
+
+        def count() -> None:
+            nonlocal num_seen
+            num_seen += 1
+            if num_seen == number + 1:
+                mark.mkdir()
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        class Mapping(mmap.mmap):
+            def __new__(cls, *arguments: Any, **options: Any) -> Any:
+                count()
+                return super().__new__(cls, *arguments, **options)
+
+            def madvise(self, advice: int, *where: int) -> None:
+                if advice != mmap.MADV_DONTNEED:  # which gives back, and needs nothing
+                    count()
+                super().madvise(advice, *where)
+
+        mmap.mmap = Mapping  # type: ignore[misc]
+
+    @property
+    def has_fired(self) -> bool:
+        return self.mark.exists()
+
+
+def limit(what: int, nbytes: int) -> None:
+    """`partial(limit, resource.RLIMIT_AS, ...)`"""
+    resource.setrlimit(what, (nbytes, nbytes))
+
+
+def end_address_space(more_bytes: int) -> None:
+    """The process may map so much more than it has, and no more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit(resource.RLIMIT_AS, pages * mmap.PAGESIZE + more_bytes)
+
+
+def take_time(seconds: float) -> None:
+    """Each step does."""
+    step = Engine.step
+
+    def slowly(self: Engine, *arguments: Any, **options: Any) -> StepReport:
+        time.sleep(seconds)
+        return step(self, *arguments, **options)
+
+    Engine.step = slowly  # type: ignore[method-assign]
+
+
+# ---------------------------------------------------------------- large runs
+
+LARGE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
+"""a model whose units are much larger than what Python takes on the way"""
+
+
+def train_large(tell: Tell, folders: Sequence[Path], model: Path, host_memory: int, fault: Fault = nothing) -> None:
+    """Two steps of a model that a folder holds, within a budget."""
+    fault()
+    settings: dict[str, Any] = {"device": "cpu", "host_memory": host_memory, "loss_tile": TILE, "room_for": steps()[0]}
+    with Engine(model, ssd=folders, optimizer=OPTIMIZER, resume=True, **settings) as engine:
+        tell("committed", engine.num_steps)
+        for one in steps()[engine.num_steps : 2]:
+            report = engine.step(one)
+            tell("committed", report.committed_step)
+            tell("peak", report.peak_host_bytes)
+        engine.drain()
+        tell("committed", engine.num_steps)

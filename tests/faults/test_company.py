@@ -57,7 +57,7 @@ def test_a_second_process_is_refused(kind: Kind, begun: Begun, tally: Tally) -> 
 
 
 def test_of_two_that_begin_at_once_one_is_refused(drive: Path, tally: Tally) -> None:
-    kind, number = KINDS[0], scaled(100)
+    kind, number = KINDS[0], scaled(50)
     for one in range(number):
         folders = drives(drive / str(one))
         both = [launch(train, folders, kind) for _ in range(2)]

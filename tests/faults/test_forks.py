@@ -110,7 +110,7 @@ def check(folders: list[Path], kind: Kind, start: Start, fault: Fault = nothing)
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: start.__name__)
 def test_children_change_no_byte(start: Start, drive: Path, tally: Tally) -> None:
     number = 0
-    for one in range(scaled(80)):
+    for one in range(scaled(40)):
         number += check(drives(drive / str(one)), KINDS[one % len(KINDS)], start)
     assert number
     tally(injected=number, fired=number)
