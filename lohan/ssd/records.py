@@ -33,6 +33,8 @@ NUM_COMMITS = 2
 TABLES_START = HEADER_BYTES + NUM_COMMITS * COMMIT_BYTES
 _GRAIN_BYTES = 4096
 _DIGEST_BYTES = 32
+_MOST_DIGITS = 9
+"""of the number of a unit"""
 _PREFIX = struct.Struct(f"<{len(MAGIC)}sI{_DIGEST_BYTES}s")
 
 
@@ -102,9 +104,9 @@ class RecordFile:
         """An existing file; nothing in it changes."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            table_bytes = read_header(path)["table_bytes"]
-            if type(table_bytes) is not int or not 0 <= table_bytes < 2**40:
-                raise RecordError(path, 0, f"a table of {table_bytes!r} bytes")
+            table_bytes, found_bytes = read_header(path).get("table_bytes"), os.fstat(fd).st_size
+            if type(table_bytes) is not int or table_bytes < 0 or file_bytes(table_bytes) != found_bytes:
+                raise RecordError(path, 0, f"its header is not that of a file of {found_bytes} bytes")
             return cls(path, fd, table_bytes, newest_commit(path, fd, table_bytes))
         except BaseException:
             os.close(fd)
@@ -194,7 +196,7 @@ def decode(path: Path, offset: int, page: bytes) -> dict[str, Any]:
         raise RecordError(path, offset, "its checksum does not fit: torn or damaged")
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(path, offset, f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise RecordError(path, offset, "not a JSON object")
@@ -221,7 +223,12 @@ def _redo(path: Path, offset: int, content: Any) -> Redo:
         raise error
     found: dict[int, tuple[int, ...]] = {}
     for unit, tensors in present.items():
-        if not unit.isdecimal() or not isinstance(tensors, list) or any(type(tensor) is not int for tensor in tensors):
+        if (
+            not unit.isdecimal()
+            or len(unit) > _MOST_DIGITS
+            or not isinstance(tensors, list)
+            or any(type(tensor) is not int for tensor in tensors)
+        ):
             raise error
         found[int(unit)] = tuple(tensors)
     return Redo(lr, clip, found)  # type: ignore[arg-type]

@@ -154,3 +154,9 @@ def num_oom_kills(group: Path) -> int:
 def move(group: Path, pid: int) -> None:
     """A process into a control group, with all threads that it will have."""
     (group / "cgroup.procs").write_text(str(pid))
+
+
+def throttle(group: Path, device: str, rate: int) -> None:
+    """Bytes per second, to and from a device, of the processes in a blkio control group; 0: as many as there are."""
+    for way in ("read", "write"):
+        (group / f"blkio.throttle.{way}_bps_device").write_text(f"{device} {rate}")
