@@ -139,9 +139,10 @@ while os.path.exists(f"/proc/{pid}/fd/0") and len(held) < most:
 
 def oom_kill(group: Path, pid: int, most_bytes: int = 2**29) -> None:
     """Something else in a memory control group eats what is left, until the kernel ends the process that has most of all."""
+    Path(f"/proc/{pid}/oom_score_adj").write_text("500")  # rather than the other one
     used = int((group / "memory.usage_in_bytes").read_text())
     (group / "memory.limit_in_bytes").write_text(str(used + 16 * 2**20))
-    command = ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs"; echo -900 > /proc/$$/oom_score_adj; exec "$@"', str(group)]
+    command = ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(group)]
     subprocess.run([*command, sys.executable, "-S", "-E", "-c", _HOG, str(pid), str(most_bytes >> 20)], timeout=60)
     (group / "memory.limit_in_bytes").write_text("-1")
 
