@@ -498,9 +498,7 @@ class Engine:
 
     def _exporter(self) -> Exporter:
         self.drain()
-        started = self._ready()
-
-        return Exporter(self.map, self.numerics, started.units.read_unit)
+        return Exporter(self.map, self.numerics, self._ready().units.read_unit)
 
     def close(self) -> None:
         """Finish what runs, give everything back. The store's files stay. Raises what went wrong since the last call."""
