@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 TEST_DIRS := $(wildcard tests/unit tests/conformance tests/parity tests/cuda)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: demo setup lint test test-slow test-faults bench clean
+.PHONY: demo setup lint test test-slow test-faults soak bench clean
 
 demo: setup
 	$(BIN)/python -m demo.run
@@ -35,6 +35,11 @@ test-slow: setup
 FAULTS ?= 1
 test-faults: setup
 	FAULTS=$(FAULTS) $(PYTEST) tests/faults
+
+# One run that is killed, starved, slowed down and lied to for half an hour, and must come out as if nothing had been.
+MINUTES ?= 30
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py

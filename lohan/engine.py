@@ -164,13 +164,13 @@ class Engine:
         self._put_buffers()
         runner = ModelRunner(self.model, self.map, recording, self.numerics, self.device)
         stores, mode = self._stores(shape), StoreMode.DOUBLE
-        if self.uses_ssd:
-            mode = stores.mode(
-                self._wanted_mode, {mode: UnitLayout(mode, layout_of(shape, self.sizes)).nbytes for mode in StoreMode}
-            )
         preparer = Preparer(shape, self.sizes, self.device, self._memory, self.placement, self._host_bytes, clips, runner, mode)
+        contents = {mode: UnitLayout(mode, layout_of(shape, self.sizes)).contents for mode in StoreMode}
+        if self.uses_ssd:
+            mode = preparer.mode = stores.mode(self._wanted_mode, contents, self._most_spilled(preparer))
         self._make_room(preparer)
         if self.uses_ssd:
+            stores.check_room(contents[mode], preparer.spill_bytes)
             self._storage = preparer.storage = Storage(stores, mode, shape, self.sizes, self.numerics)
         resumed = None if self._storage is None else self._storage.resumed
         units: Storage | Ram | None = self._storage
@@ -266,6 +266,12 @@ class Engine:
                 self._progress("rehearse", 0, None)
                 with _evaluating(self.model) if evaluates else nullcontext():
                     preparer.grow(self._cut(batches), None, evaluates=evaluates)
+
+    def _most_spilled(self, preparer: Preparer) -> int:
+        """What the boundaries of the largest step that the caller foresees take on the SSD at most."""
+        if self._room_for[0] is None:
+            return 0
+        return Storage.spill_bytes(preparer.size_of(self._cut(self._room_for[0]), evaluates=False).boundary_bytes)
 
     def _prepare(self, slices: Sequence[HostSlice], loss_fn: LossFn | None = None, *, evaluates: bool = False) -> Prepared:
         """Memory and schedules for a batch; kept while batches are no larger."""

@@ -25,7 +25,7 @@ from lohan.run.storage import Storage
 from lohan.run.training import Prepared
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
 from lohan.schedule.ops import Schedule, Tier
-from lohan.schedule.slots import Sizes
+from lohan.schedule.slots import Sizes, SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,13 @@ class Preparer:
         else:
             self.current = None
 
+    @property
+    def spill_bytes(self) -> int:
+        """What the boundaries of the room as it is will take on the SSD."""
+        return (
+            0 if self._plan is None else Storage.spill_bytes(_spilled(self._plan, self._situation(self.room).slots(self._plan)))
+        )
+
     def adopt(self) -> Prepared:
         """Make the room. Nothing may be pending or run."""
         if self.current is not None:
@@ -121,8 +128,7 @@ class Preparer:
         self._check(situation, plan)
         table = situation.slots(plan)
         if self.storage is not None:
-            spilled = [n if plan.boundaries[i] is Tier.SSD else 0 for i, n in enumerate(table.boundary_bytes)]
-            self.storage.spill_boundaries(spilled)
+            self.storage.spill_boundaries(_spilled(plan, table))
         self.memory.adopt(table)
         builder = ScheduleBuilder(self.shape, plan, self.sizes, table, on_host=self.device.is_host, sums=situation.sums)
         self._plan = plan
@@ -185,6 +191,11 @@ def _as_on_host(situation: Situation, mode: Mode) -> Schedule:
     table = on_host.slots(plan)
     builder = ScheduleBuilder(situation.shape, plan, situation.sizes, table, on_host=True, sums=situation.sums)
     return builder.build(Call(mode))
+
+
+def _spilled(plan: Plan, table: SlotTable) -> list[int]:
+    """Of each boundary, what the SSD keeps of it."""
+    return [n if plan.boundaries[i] is Tier.SSD else 0 for i, n in enumerate(table.boundary_bytes)]
 
 
 def _within(small: Sequence[int], large: Sequence[int]) -> bool:

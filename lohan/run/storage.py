@@ -33,8 +33,12 @@ from lohan.ssd.durable import Contents, Durable
 class Stores(Protocol):
     """Where stores come from."""
 
-    def mode(self, wanted: StoreMode | None, nbytes: Mapping[StoreMode, int]) -> StoreMode:
+    def mode(self, wanted: StoreMode | None, contents: Mapping[StoreMode, Contents], spill_bytes: int) -> StoreMode:
         """How the run keeps its state: as it did, as is wanted, or as the space allows, given what each mode needs."""
+        ...
+
+    def check_room(self, contents: Contents, spill_bytes: int) -> None:
+        """Refuse what does not fit, before anything is made."""
         ...
 
     def open_units(self, contents: Contents) -> Durable:
@@ -78,7 +82,7 @@ class Storage:
         return Place(self.units, self.places.addresses[place])
 
     def spill_boundaries(self, boundary_bytes: Sequence[int]) -> None:
-        """Places for boundaries of these sizes, instead of the ones before."""
+        """Places for boundaries of these sizes (0: elsewhere), instead of the ones before."""
         if self.spill is not None:
             read, written = self._closed_bytes
             self._closed_bytes = (read + self.spill.read_bytes, written + self.spill.written_bytes)
@@ -96,6 +100,11 @@ class Storage:
         for owner, (start, nbytes) in enumerate(zip(starts, boundary_bytes, strict=True)):
             if nbytes and self.spill is not None:
                 self.fixed[Role.BOUNDARY, owner] = Place(self.spill, start)
+
+    @staticmethod
+    def spill_bytes(boundary_bytes: Sequence[int]) -> int:
+        """Room for boundaries of these sizes."""
+        return sum(align(nbytes, ALIGN_BYTES) for nbytes in boundary_bytes)
 
     def transferred(self) -> tuple[int, int]:
         """Bytes read and written so far."""

@@ -19,14 +19,17 @@ from typing import Any
 
 from lohan.config import StoreMode
 from lohan.errors import OptionError
-from lohan.ssd.base import Store
+from lohan.ssd.base import BLOCK_BYTES, Store
 from lohan.ssd.file_store import FileStore
-from lohan.ssd.files import sync_folder
-from lohan.ssd.records import Commit, RecordError, RecordFile, read_header
+from lohan.ssd.files import check_space, sync_folder
+from lohan.ssd.records import Commit, RecordError, RecordFile, file_bytes, read_header
 from lohan.ssd.striped import STRIPE_BYTES
+from lohan.ssd.stripes import Stripes
 
 FILE_NAME, META_NAME = "store", "store.meta"
 FORMAT = 2
+OWN_BYTES = 2**20
+"""that a filesystem may want on each drive for the files' own records"""
 MODE = "store"
 """how the fingerprint of a run names its mode"""
 
@@ -107,6 +110,26 @@ def mode_of(folders: Sequence[str | Path]) -> StoreMode | None:
     return next((mode for mode in StoreMode if mode.value == header["fingerprint"].get(MODE)), None)
 
 
+def check_room(folders: Sequence[str | Path], contents: Contents, spill_bytes: int) -> None:
+    """Room for the files of a run that begins in these folders, or goes on there, and for what vanishes with its process.
+
+    Refused where there is not; nothing has been made then.
+    """
+    paths = [Path(folder) for folder in folders]
+    stripes = Stripes(len(paths), STRIPE_BYTES, BLOCK_BYTES)
+    needed = [stripes.file_bytes(spill_bytes)] * len(paths)
+    if find_run(paths) is None:
+        made = OWN_BYTES + stripes.file_bytes(contents.nbytes) + file_bytes(contents.table_bytes)
+        needed = [one + made - _replaced_bytes(path) for one, path in zip(needed, paths, strict=True)]
+    check_space(paths, needed)
+
+
+def _replaced_bytes(folder: Path) -> int:
+    """What a run without a commit left there, which gives way."""
+    left = [path for path in (folder / FILE_NAME, folder / META_NAME) if path.is_file()]
+    return sum(path.stat().st_blocks * 512 for path in left)
+
+
 def find_run(folders: Sequence[Path]) -> Commit | None:
     """The newest commit in any of these folders; None where there is nothing to lose."""
     commits = []
@@ -141,27 +164,33 @@ def _forget(folders: Sequence[Path], header: Mapping[str, Any]) -> None:
 
 def _create(folders: Sequence[Path], contents: Contents, fingerprint: Mapping[str, Any], origin: Origin | None) -> Durable:
     store = FileStore.create(folders, contents.nbytes, file_name=FILE_NAME)
+    files: list[RecordFile] = []
     try:
         run = secrets.token_hex(8) if origin is None else origin.run
         shared = {"format": FORMAT, "run": run, "of": len(folders), "nbytes": contents.nbytes, "stripe_bytes": STRIPE_BYTES}
         shared |= {"layout": contents.layout}
         shared |= {"fingerprint": fingerprint, "origin": None if origin is None else origin.checkpoint}
         headers = [{**shared, "drive": drive} for drive in range(len(folders))]
-        files = [
-            RecordFile.create(folder / META_NAME, h, contents.table_bytes) for folder, h in zip(folders, headers, strict=True)
-        ]
-        for other in files[1:]:
-            other.close()
+        for folder, header in zip(folders, headers, strict=True):
+            files.append(RecordFile.create(folder / META_NAME, header, contents.table_bytes))
     except BaseException:
+        for file in files:
+            file.close()
+            file.path.unlink(missing_ok=True)
+        for folder in folders:
+            (folder / FILE_NAME).unlink(missing_ok=True)
         store.close()
         raise
+    for other in files[1:]:
+        other.close()
     return Durable(store, files[0], run)
 
 
 def _reopen(folders: Sequence[Path], nbytes: int, fingerprint: Mapping[str, Any]) -> Durable:
     ordered = drives_of(folders)
     header = read_header(ordered[0] / META_NAME)
-    if found := differences(header["fingerprint"], fingerprint):
+    there = {**header["fingerprint"], "format": header.get("format")}
+    if found := differences(there, {**fingerprint, "format": FORMAT}):
         reason = f"the run there is another one: {'; '.join(found)}"
         raise OptionError("ssd", _named(folders), reason, "Use its settings to go on with it, or name another folder")
     if header["nbytes"] != nbytes:

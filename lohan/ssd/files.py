@@ -17,6 +17,7 @@ import mmap
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +26,7 @@ from lohan.errors import OptionError, StoreError
 from lohan.ssd.base import BLOCK_BYTES
 
 _MEMORY_FILESYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+_NO_SPACE = "Free space there, name a folder on another drive, or name several"
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT
 
 
@@ -43,7 +45,7 @@ def create_file(folder: Path, name: str, nbytes: int, *, unlinked: bool) -> Open
     path = folder / name
     fd = _open_unlinked(folder, name) if unlinked else _open_locked(folder, path, os.O_CREAT)
     try:
-        _allocate(folder, fd, nbytes)
+        allocate(folder, fd, nbytes)
         _try_direct_read(folder, fd)
         sync(path, fd)
         sync_folder(folder)
@@ -130,22 +132,44 @@ def _open(folder: Path, path: Path, flags: int) -> int:
         _refuse_open(folder, error)
 
 
-def _allocate(folder: Path, fd: int, nbytes: int) -> None:
+def allocate(folder: Path, fd: int, nbytes: int) -> None:
+    """An empty file of so many bytes, all of them on the drive; refused where they do not fit."""
     os.ftruncate(fd, 0)
     space = os.fstatvfs(fd)
     free_bytes = space.f_bavail * space.f_frsize
     reason = f"{nbytes} bytes are needed, {free_bytes} are free"
-    remedy = "Free space there, name a folder on another drive, or name several"
     if free_bytes < nbytes:
-        _refuse(folder, reason, remedy)
+        _refuse(folder, reason, _NO_SPACE)
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        _refuse(folder, f"{reason} ({error.strerror})", remedy, error)
+        _refuse(folder, f"{reason} ({error.strerror})", _NO_SPACE, error)
+
+
+def check_space(folders: Sequence[Path], needed_bytes: Sequence[int]) -> None:
+    """There is room for so many bytes in each folder, which need not exist yet; folders on one drive share what is free."""
+    needed: dict[int, int] = {}
+    for folder, nbytes in zip(folders, needed_bytes, strict=True):
+        place = existing(folder)
+        drive = place.stat().st_dev
+        needed[drive] = needed.get(drive, 0) + nbytes
+        space = os.statvfs(place)
+        free_bytes = space.f_bavail * space.f_frsize
+        if free_bytes < needed[drive]:
+            _refuse(folder, f"{needed[drive]} bytes are needed on its drive, {free_bytes} are free", _NO_SPACE)
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the one above it in which it would be made."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
 def _try_direct_read(folder: Path, fd: int) -> None:
-    with mmap.mmap(-1, BLOCK_BYTES) as block:
+    try:
+        memory = mmap.mmap(-1, BLOCK_BYTES)
+    except OSError as error:
+        raise MemoryError(f"the system has no memory for a block of {BLOCK_BYTES} bytes ({error.strerror})") from error
+    with memory as block:
         try:
             os.preadv(fd, [block], 0)
         except OSError as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lohan.errors import StoreError
-from lohan.ssd.files import sync, sync_folder
+from lohan.ssd.files import allocate, sync, sync_folder
 
 MAGIC = b"lohan store 2\n\0\0"
 HEADER_BYTES = 1024 * 1024
@@ -33,6 +33,8 @@ NUM_COMMITS = 2
 TABLES_START = HEADER_BYTES + NUM_COMMITS * COMMIT_BYTES
 _GRAIN_BYTES = 4096
 _DIGEST_BYTES = 32
+_MOST_DIGITS = 9
+"""of the number of a unit"""
 _PREFIX = struct.Struct(f"<{len(MAGIC)}sI{_DIGEST_BYTES}s")
 
 
@@ -86,13 +88,14 @@ class RecordFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(partial, flags, 0o600)
         try:
-            os.posix_fallocate(fd, 0, TABLES_START + NUM_COMMITS * _table_stride(table_bytes))
+            allocate(path.parent, fd, file_bytes(table_bytes))
             _write_all(partial, fd, 0, encode({**header, "table_bytes": table_bytes}, HEADER_BYTES))
             sync(partial, fd)
             os.rename(partial, path)
             sync_folder(path.parent)
         except BaseException:
             os.close(fd)
+            partial.unlink(missing_ok=True)
             raise
         return cls(path, fd, table_bytes, None)
 
@@ -101,9 +104,9 @@ class RecordFile:
         """An existing file; nothing in it changes."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            table_bytes = read_header(path)["table_bytes"]
-            if type(table_bytes) is not int or not 0 <= table_bytes < 2**40:
-                raise RecordError(path, 0, f"a table of {table_bytes!r} bytes")
+            table_bytes, found_bytes = read_header(path).get("table_bytes"), os.fstat(fd).st_size
+            if type(table_bytes) is not int or table_bytes < 0 or file_bytes(table_bytes) != found_bytes:
+                raise RecordError(path, 0, f"its header is not that of a file of {found_bytes} bytes")
             return cls(path, fd, table_bytes, newest_commit(path, fd, table_bytes))
         except BaseException:
             os.close(fd)
@@ -159,6 +162,11 @@ def newest_commit(path: Path, fd: int, table_bytes: int) -> Commit | None:
     return max(commits, key=lambda commit: commit.number, default=None)
 
 
+def file_bytes(table_bytes: int) -> int:
+    """Of a file for tables of this size."""
+    return TABLES_START + NUM_COMMITS * _table_stride(table_bytes)
+
+
 def _table_stride(table_bytes: int) -> int:
     return -(-table_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
 
@@ -188,7 +196,7 @@ def decode(path: Path, offset: int, page: bytes) -> dict[str, Any]:
         raise RecordError(path, offset, "its checksum does not fit: torn or damaged")
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(path, offset, f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise RecordError(path, offset, "not a JSON object")
@@ -215,7 +223,12 @@ def _redo(path: Path, offset: int, content: Any) -> Redo:
         raise error
     found: dict[int, tuple[int, ...]] = {}
     for unit, tensors in present.items():
-        if not unit.isdecimal() or not isinstance(tensors, list) or any(type(tensor) is not int for tensor in tensors):
+        if (
+            not unit.isdecimal()
+            or len(unit) > _MOST_DIGITS
+            or not isinstance(tensors, list)
+            or any(type(tensor) is not int for tensor in tensors)
+        ):
             raise error
         found[int(unit)] = tuple(tensors)
     return Redo(lr, clip, found)  # type: ignore[arg-type]

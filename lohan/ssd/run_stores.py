@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lohan.config import StoreMode
+from lohan.errors import OptionError
 from lohan.ssd.base import Store
-from lohan.ssd.durable import Contents, Durable, Origin, mode_of, open_durable
+from lohan.ssd.durable import Contents, Durable, Origin, check_room, mode_of, open_durable
 from lohan.ssd.file_store import FileStore
 
 MakeStore = Callable[[int, str, bool], Store]
@@ -26,19 +26,18 @@ class DriveStores:
     fingerprint: Mapping[str, Any]
     origin: Origin | None = None
 
-    def mode(self, wanted: StoreMode | None, nbytes: Mapping[StoreMode, int]) -> StoreMode:
-        if wanted is None and (there := mode_of(self.folders)) is not None:
+    def mode(self, wanted: StoreMode | None, contents: Mapping[StoreMode, Contents], spill_bytes: int) -> StoreMode:
+        there = mode_of(self.folders) if wanted is None else wanted
+        if there is not None:
             return there
-        if wanted is not None:
-            return wanted
-        needs_log = not self._fits(nbytes[StoreMode.DOUBLE]) and self._fits(nbytes[StoreMode.LOG])
-        return StoreMode.LOG if needs_log else StoreMode.DOUBLE
+        try:
+            self.check_room(contents[StoreMode.DOUBLE], spill_bytes)
+        except OptionError:
+            return StoreMode.LOG
+        return StoreMode.DOUBLE
 
-    def _fits(self, nbytes: int) -> bool:
-        """Whether every drive has room for its share, as far as that can be told beforehand."""
-        share = nbytes / len(self.folders)
-        places = [next(p for p in (Path(f).absolute(), *Path(f).absolute().parents) if p.exists()) for f in self.folders]
-        return all(shutil.disk_usage(place).free >= share for place in places)
+    def check_room(self, contents: Contents, spill_bytes: int) -> None:
+        check_room(self.folders, contents, spill_bytes)
 
     def open_units(self, contents: Contents) -> Durable:
         return open_durable(self.folders, contents, self.fingerprint, resume=self.resume, origin=self.origin)
@@ -53,8 +52,10 @@ class MadeStores:
 
     make_store: MakeStore
 
-    def mode(self, wanted: StoreMode | None, nbytes: Mapping[StoreMode, int]) -> StoreMode:
+    def mode(self, wanted: StoreMode | None, contents: Mapping[StoreMode, Contents], spill_bytes: int) -> StoreMode:
         return wanted or StoreMode.DOUBLE
+
+    def check_room(self, contents: Contents, spill_bytes: int) -> None: ...
 
     def open_units(self, contents: Contents) -> Durable:
         return Durable(self.make_store(contents.nbytes, "store", False))

@@ -79,8 +79,8 @@ class Interrupts:
             while data := self._ours.recv(1):
                 if data[0] == PAUSE:
                     self.paused = not self.paused
-                    self._changed.set()
                     _say("pausing after this step; the same signal goes on" if self.paused else "going on")
+                    self._changed.set()
                     continue
                 num_seen += data[0] in SIGNALS
                 if num_seen > 1:

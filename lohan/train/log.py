@@ -1,8 +1,8 @@
 """output_dir/log.jsonl: one JSON object a line for each step, evaluation and sample, in order.
 
 A run that continues at step N keeps the lines up to N and drops what a crash left beyond it, or half written, so that no
-step is there twice. A run that begins puts the log that is there aside, as log.before.jsonl; one that begins with a checkpoint
-begins with its log. Numbers that are not finite
+step is there twice. None is missing: a line is on the drive before its step's commit can be. A run that begins puts the log
+that is there aside, as log.before.jsonl; one that begins with a checkpoint begins with its log. Numbers that are not finite
 become null, which every reader of JSON knows.
 
 A step whose loss or gradient was not finite has a line with `skipped: true` and the number of the step before it.
@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+from lohan.errors import StoreError
 
 LOG_NAME = "log.jsonl"
 Record = dict[str, Any]
@@ -44,6 +46,12 @@ class RunLog:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.path)
+        for place in (folder, folder.absolute().parent):  # which may have got this one just now
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
         self._file: TextIO = self.path.open("a", encoding="utf-8")
 
     @property
@@ -52,8 +60,14 @@ class RunLog:
         return sum(bool(record.get("skipped")) for record in self.records)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False) + "\n")
-        self._file.flush()
+        """On return the line survives a power cut: a step is never in the store without being in its log."""
+        line = json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False) + "\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            raise StoreError("write", str(self.path), self._file.tell(), len(line), 0, error.errno, str(error)) from error
 
     def __enter__(self) -> RunLog:
         return self

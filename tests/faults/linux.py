@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,3 +126,38 @@ def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
+
+
+_HOG = """
+import os, sys
+pid, most = int(sys.argv[1]), int(sys.argv[2])
+held = []
+while os.path.exists(f"/proc/{pid}/fd/0") and len(held) < most:
+    held.append(b"x" * 2**20)
+"""
+
+
+def oom_kill(group: Path, pid: int, most_bytes: int = 2**29) -> None:
+    """Something else in a memory control group eats what is left, until the kernel ends the process that has most of all."""
+    Path(f"/proc/{pid}/oom_score_adj").write_text("500")  # rather than the other one
+    used = int((group / "memory.usage_in_bytes").read_text())
+    (group / "memory.limit_in_bytes").write_text(str(used + 16 * 2**20))
+    command = ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(group)]
+    subprocess.run([*command, sys.executable, "-S", "-E", "-c", _HOG, str(pid), str(most_bytes >> 20)], timeout=60)
+    (group / "memory.limit_in_bytes").write_text("-1")
+
+
+def num_oom_kills(group: Path) -> int:
+    counts = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
+    return int(counts["oom_kill"])
+
+
+def move(group: Path, pid: int) -> None:
+    """A process into a control group, with all threads that it will have."""
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def throttle(group: Path, device: str, rate: int) -> None:
+    """Bytes per second, to and from a device, of the processes in a blkio control group; 0: as many as there are."""
+    for way in ("read", "write"):
+        (group / f"blkio.throttle.{way}_bps_device").write_text(f"{device} {rate}")

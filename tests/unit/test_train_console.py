@@ -75,7 +75,7 @@ def test_on_a_terminal_the_last_line_is_alive() -> None:
 # -------------------------------------------------------------------- interrupts
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_a_request_in_patience_and_an_interrupt_outside(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Interrupts("finishing") as interrupts:
@@ -112,6 +112,38 @@ with Interrupts("finishing this step") as interrupts, interrupts.patience():
     finally:
         process.kill()
         process.wait()
+
+
+def test_usr1_pauses_and_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with Interrupts("finishing") as interrupts, interrupts.patience():
+        interrupts.wait_while_paused()  # which nobody asked for
+        os.kill(os.getpid(), signal.SIGUSR1)
+        eventually(lambda: interrupts.paused)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        interrupts.wait_while_paused()
+        assert not interrupts.paused and not interrupts.requested
+    told = capfd.readouterr().err
+    assert "lohan: pausing after this step" in told and "lohan: going on" in told
+
+
+def test_a_pause_ends_with_an_interrupt() -> None:
+    with Interrupts("finishing") as interrupts, interrupts.patience():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        eventually(lambda: interrupts.paused)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        interrupts.wait_while_paused()
+        assert interrupts.requested
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts("finishing") as interrupts, interrupts.patience():
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+            assert not interrupts.requested and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_another_thread_than_the_main_one_takes_no_signals() -> None:
