@@ -24,8 +24,8 @@ ROW_6 = pytest.mark.row("6 OOM kill")
 ROW_7 = pytest.mark.row("7 allocation or mlock fails")
 MIB = 2**20
 BUDGETS = (16 * MIB, 48 * MIB)
-NOISE_BYTES = 6 * MIB
-"""by which two runs differ in what Python takes beside the budget"""
+NOISE_BYTES = 12 * MIB
+"""by which two runs differ in what Python takes beside the budget: 3.5 to 4 MB as a rule, 8.5 MB seen once, unexplained"""
 LAST_STEP = FIRST_STEP + 2
 LONGEST_S = 0.05
 Target = Callable[..., None]
