@@ -156,6 +156,9 @@ class StoreCopy:
             raise OptionError("from", [str(folder) for folder in folders], "it is a copy of another store", "Name another copy")
         self._store = FileStore.open(ordered, header["nbytes"], file_name=FILE_NAME, stripe_bytes=header["stripe_bytes"])
 
+    def close(self) -> None:
+        self._store.close()
+
     def read(self, grain: Grain, into: Tensor) -> bool:
         try:
             self._store.submit_read([(grain.address, into)]).wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,10 +137,11 @@ def _repair(config: TrainingConfig, copies: Sequence[Path], console: Console) ->
     run = _open(config)
     if run is None:
         raise OptionError("OUTPUT_DIR", config.output_dir, "its run has no store", "Name the output_dir of a run that has one")
-    with closing(run):
+    with ExitStack() as stack:
+        stack.enter_context(closing(run))
         sources: list[Copy] = []
         if stores := [copy for copy in copies if (copy / META_NAME).exists()]:
-            sources.append(StoreCopy(stores, run))
+            sources.append(stack.enter_context(closing(StoreCopy(stores, run))))
         folders = [*(copy for copy in copies if copy not in stores), *checkpoints_in(config.checkpoint_folder)]
         for folder in folders:
             state = folder / STATE_NAME if (folder / STATE_NAME).is_dir() else folder

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +20,9 @@ NBYTES = 12 * BLOCK_BYTES
 
 
 @pytest.fixture
-def store() -> CheckedStore:
-    return CheckedStore(MemoryStore(NBYTES), list(reversed(EXTENTS)))
+def store() -> Iterator[CheckedStore]:
+    with closing(CheckedStore(MemoryStore(NBYTES), list(reversed(EXTENTS)))) as opened:
+        yield opened
 
 
 def buffer(num_blocks: int, seed: int | None = None) -> Tensor:
