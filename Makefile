@@ -15,7 +15,7 @@ demo: setup
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py constraints.txt lohan/native/kernels.cpp
+$(STAMP): pyproject.toml setup.py constraints.txt lohan/native/kernels.cpp lohan/native/xxh3.h
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "lohan needs Python 3.11 or newer; name one with make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

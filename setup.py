@@ -37,6 +37,14 @@ class BuildKernels(build_ext):
 
 
 setup(
-    ext_modules=[Extension(LIBRARY, ["lohan/native/kernels.cpp"], language="c++", extra_compile_args=FLAGS)],
+    ext_modules=[
+        Extension(
+            LIBRARY,
+            ["lohan/native/kernels.cpp"],
+            depends=["lohan/native/xxh3.h"],
+            language="c++",
+            extra_compile_args=FLAGS,
+        )
+    ],
     cmdclass={"build_ext": BuildKernels},
 )

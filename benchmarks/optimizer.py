@@ -27,6 +27,7 @@ from torch import Tensor
 from lohan import native
 from lohan.host.pool import HostPool
 from lohan.optim import SGD, AdamW, Optimizer
+from lohan.optim.base import Part
 
 CHUNK = 4 * 2**20
 """parameters of one kernel call"""
@@ -85,7 +86,7 @@ def cases(num: int, pool: HostPool) -> list[Case]:
         tensor.copy_(torch.randn(CHUNK).repeat(-(-num // CHUNK))[:num])
 
     def update(optimizer: Optimizer, master: tuple[Tensor, Tensor | None], gradient: Tensor, state: list[Tensor]) -> None:
-        optimizer.update(*master, gradient, state, step=10, lr=1e-5, weight_decay=0.01, clip=0.5)
+        optimizer.update(*master, gradient, state, step=10, lr=1e-5, clip=0.5, parts=[Part(0, len(gradient), 0.01)])
 
     def copy(piece: slice) -> None:
         target, source = plain[piece], plain_grad[piece]

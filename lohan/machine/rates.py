@@ -20,6 +20,7 @@ from lohan.device.protocol import Device
 from lohan.host.pool import HostPool
 from lohan.machine.machine import GpuRates, HostRates
 from lohan.optim.adamw import AdamW
+from lohan.optim.base import Part
 from lohan.optim.team import PART_ELEMENTS
 from lohan.schedule.ops import Lane
 
@@ -70,7 +71,8 @@ def adamw_per_s(threads: int, num: int = NUM_PARAMETERS) -> float:
         def update(first: int) -> None:
             part = slice(first, min(first + PART_ELEMENTS, num))
             planes = [plane[part] for plane in state]
-            optimizer.update(weight[part], rest[part], gradient[part], planes, step=10, lr=1e-5, weight_decay=0.01, clip=0.5)
+            whole = Part(0, part.stop - part.start, 0.01)
+            optimizer.update(weight[part], rest[part], gradient[part], planes, step=10, lr=1e-5, clip=0.5, parts=[whole])
 
         firsts = range(0, num, PART_ELEMENTS)
         return num / _seconds(lambda: list(executor.map(update, firsts)))

@@ -21,7 +21,7 @@ TENSOR_ALIGN = 128
 """elements; 256 bytes of bf16"""
 BUFFER_ALIGN = 4096
 """elements; a multiple of a disk block for every element size"""
-MAX_GRAIN = 2**20
+MAX_GRAIN = 2**18
 GRAINS_PER_UNIT = 32
 """of the largest one, about: few enough that checking them costs nothing, and small enough for small buffers"""
 

@@ -1,8 +1,7 @@
 """The kernels of kernels.cpp, called on torch tensors.
 
 ctypes lets go of the GIL during a call, so a worker thread that updates weights does not hold up the others. A call uses
-one thread and works in place on 1-D contiguous CPU tensors; every tensor is checked first, because a kernel would write
-past the end of a wrong one without a word.
+one thread and works in place on 1-D contiguous CPU tensors. Updates are in `native.update`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,21 @@ import ctypes
 import torch
 from torch import Tensor
 
-from lohan.errors import NativeError
+from lohan.native.arrays import address_of
 from lohan.native.library import INSTRUCTION_SETS, instruction_set, kernel
+from lohan.native.update import Ranges, Sums, update
 
 __all__ = [
     "INSTRUCTION_SETS",
     "AdamWScalars",
+    "Ranges",
     "SGDScalars",
-    "adamw",
+    "Sums",
     "instruction_set",
     "join",
-    "sgd",
     "split",
     "sum_of_squares",
+    "update",
 ]
 
 
@@ -61,22 +62,6 @@ class SGDScalars(ctypes.Structure):
     _fields_ = [(name, ctypes.c_float) for name in __annotations__]
 
 
-def adamw(weight: Tensor, rest: Tensor | None, grad: Tensor, mean: Tensor, square: Tensor, scalars: AdamWScalars) -> None:
-    """One AdamW update, in place, of a split master (bf16 weight, int16 rest) or of an fp32 weight (rest None)."""
-    num = weight.numel()
-    state = _array("mean", mean, torch.float32, num), _array("square", square, torch.float32, num)
-    form, arrays = _master(weight, rest, grad)
-    kernel(f"adamw_{form}")(*arrays, *state, ctypes.byref(scalars), ctypes.c_size_t(num))
-
-
-def sgd(weight: Tensor, rest: Tensor | None, grad: Tensor, velocity: Tensor, scalars: SGDScalars) -> None:
-    """One SGD update, in place, of a split master (bf16 weight, int16 rest) or of an fp32 weight (rest None)."""
-    num = weight.numel()
-    state = _array("velocity", velocity, torch.float32, num)
-    form, arrays = _master(weight, rest, grad)
-    kernel(f"sgd_{form}")(*arrays, state, ctypes.byref(scalars), ctypes.c_size_t(num))
-
-
 def join(weight: Tensor, rest: Tensor, value: Tensor) -> None:
     """Write the fp32 values of a split master into `value`."""
     num = value.numel()
@@ -100,21 +85,5 @@ def sum_of_squares(values: Tensor) -> float:
     return result
 
 
-def _master(weight: Tensor, rest: Tensor | None, grad: Tensor) -> tuple[str, list[ctypes.c_void_p]]:
-    """Which form a master has, and its arrays with the gradient's behind them, in the order of the kernels' arguments."""
-    num = weight.numel()
-    if rest is None:
-        return "plain", [_array("weight", weight, torch.float32, num), _array("grad", grad, torch.float32, num)]
-    parts = [_array("weight", weight, torch.bfloat16, num), _array("rest", rest, torch.int16, num)]
-    return "split", [*parts, _array("grad", grad, torch.bfloat16, num)]
-
-
 def _array(name: str, tensor: Tensor, dtype: torch.dtype, num: int) -> ctypes.c_void_p:
-    """The tensor's address, once it is known to hold what a kernel expects."""
-    is_flat = tensor.dim() == 1 and tensor.is_contiguous() and tensor.device.type == "cpu"
-    if not is_flat or tensor.dtype != dtype or tensor.numel() != num:
-        raise NativeError(
-            f"{name}: a kernel wants {num} contiguous {dtype} on the CPU, got {tensor.dtype} of shape "
-            f"{tuple(tensor.shape)}, stride {tensor.stride()}, on {tensor.device}"
-        )
-    return ctypes.c_void_p(tensor.data_ptr())
+    return ctypes.c_void_p(address_of(name, tensor, dtype, num))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lohan import native
-from lohan.native import AdamWScalars
+from lohan.native import AdamWScalars, Sums
 from lohan.optim import reference
-from lohan.optim.base import Kernel, Plane, check_kernel, check_range
+from lohan.optim.base import Kernel, Part, Plane, check_kernel, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,13 @@ class AdamW:
         *,
         step: int,
         lr: float,
-        weight_decay: float,
         clip: float,
+        parts: Sequence[Part],
+        sums: Sums | None = None,
     ) -> None:
-        mean, square = state
+        ranges = [(part.start, part.stop, self._scalars(step, lr, part.weight_decay, clip)) for part in parts]
         kernels = native if self.kernel == "native" else reference
-        kernels.adamw(weight, rest, grad, mean, square, self._scalars(step, lr, weight_decay, clip))
+        kernels.update("adamw", weight, rest, grad, state, ranges, sums)
 
     def _scalars(self, step: int, lr: float, weight_decay: float, clip: float) -> AdamWScalars:
         """Computed in double: 1 - beta2 in fp32 would put the square off by 7e-6."""

@@ -1,7 +1,7 @@
 """What an optimizer is to the rest of lohan: the state it keeps, and one update in place.
 
 The worker that updates a unit knows nothing of the rule: it reads the master and one array per plane, chunk by chunk, calls
-`update` on them, and writes all of them back. So an optimizer declares its planes, and works on any range of elements.
+`update` on them, and writes all of them back. So an optimizer declares its planes, and works on any ranges of elements.
 
 A master weight comes in two forms. *Split*: the bf16 weight that the model computes with, and the 16 bits (int16) that are
 missing to fp32; bf16 gradient. *Plain*: an fp32 weight that is its own master; fp32 gradient.
@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from lohan.errors import OptionError
+from lohan.native import Sums
 
 Kernel = Literal["native", "reference"]
 """who does the arithmetic: the native kernels, or the readable torch code that has the same bits"""
@@ -28,6 +29,15 @@ class Plane:
     name: str
     itemsize: int
     """bytes per element; the arrays are fp32"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Elements [start, stop) of the arrays of an update, which have the same weight decay."""
+
+    start: int
+    stop: int
+    weight_decay: float
 
 
 class Optimizer(Protocol):
@@ -54,13 +64,15 @@ class Optimizer(Protocol):
         *,
         step: int,
         lr: float,
-        weight_decay: float,
         clip: float,
+        parts: Sequence[Part],
+        sums: Sums | None = None,
     ) -> None:
-        """Update 1-D contiguous CPU tensors in place, on the calling thread.
+        """Update parts of 1-D contiguous CPU tensors in place, on the calling thread; what lies between parts stays.
 
-        A bf16 `weight` comes with its int16 `rest`, an fp32 `weight` with None. `step` counts from 1. `lr` and `weight_decay`
-        are those of this step and these elements. `clip` is the factor from `clip_coefficient`, 1.0 for none.
+        A bf16 `weight` comes with its int16 `rest`, an fp32 `weight` with None. `step` counts from 1, `lr` is that of this
+        step. `clip` is the factor from `clip_coefficient`, 1.0 for none. `sums` wants the checksums of the whole arrays
+        filled in, as they are found and as they are left: `reference.summing` does it, a native kernel on the way.
         """
 
 

@@ -6,13 +6,54 @@ to FMA in the vectorised part of a tensor but not in its tail, so that their bit
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from lohan.native import AdamWScalars, SGDScalars
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from lohan.native import AdamWScalars, Ranges, SGDScalars, Sums
 
 SUM_LANES = 32
 """partial sums of a sum of squares; element i belongs to lane i % SUM_LANES"""
+
+
+def update(
+    rule: str, weight: Tensor, rest: Tensor | None, grad: Tensor, state: Sequence[Tensor], ranges: Ranges, sums: Sums | None
+) -> None:
+    """Update ranges of a split master (bf16 weight, int16 rest) or of an fp32 weight (rest None), in place."""
+    with summing([weight, *([] if rest is None else [rest]), *state], sums):
+        for start, stop, scalars in ranges:
+            span = slice(start, stop)
+            master = weight[span], None if rest is None else rest[span], grad[span]
+            if isinstance(scalars, AdamWScalars):
+                adamw(*master, state[0][span], state[1][span], scalars)
+            elif isinstance(scalars, SGDScalars):
+                sgd(*master, state[0][span], scalars)
+            else:
+                raise TypeError(f"there is no rule {rule!r} with {type(scalars).__name__}")
+
+
+@contextmanager
+def summing(arrays: Sequence[Tensor], sums: Sums | None) -> Iterator[None]:
+    """What the block finds in the arrays and what it leaves there, as checksums."""
+    if sums is None:
+        yield
+        return
+    _sum(arrays, sums.before, sums.grain_elements)
+    yield
+    _sum(arrays, sums.after, sums.grain_elements)
+
+
+def _sum(arrays: Sequence[Tensor], sums: Sequence[NDArray[np.uint64] | None], grain_elements: int) -> None:
+    for array, wanted in zip(arrays, sums, strict=True):
+        data, grain_bytes = array.view(torch.uint8).numpy().data, grain_elements * array.element_size()
+        for grain in range(0 if wanted is None else len(wanted)):
+            assert wanted is not None
+            wanted[grain] = xxh3_64_intdigest(data[grain * grain_bytes : (grain + 1) * grain_bytes])
 
 
 def adamw(weight: Tensor, rest: Tensor | None, grad: Tensor, mean: Tensor, square: Tensor, scalars: AdamWScalars) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lohan import native
-from lohan.native import SGDScalars
+from lohan.native import SGDScalars, Sums
 from lohan.optim import reference
-from lohan.optim.base import Kernel, Plane, check_kernel, check_range
+from lohan.optim.base import Kernel, Part, Plane, check_kernel, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class SGD:
         *,
         step: int,
         lr: float,
-        weight_decay: float,
         clip: float,
+        parts: Sequence[Part],
+        sums: Sums | None = None,
     ) -> None:
-        (velocity,) = state
+        scalars = [SGDScalars(clip=clip, weight_decay=part.weight_decay, momentum=self.momentum, lr=lr) for part in parts]
+        ranges = [(part.start, part.stop, one) for part, one in zip(parts, scalars, strict=True)]
         kernels = native if self.kernel == "native" else reference
-        kernels.sgd(
-            weight, rest, grad, velocity, SGDScalars(clip=clip, weight_decay=weight_decay, momentum=self.momentum, lr=lr)
-        )
+        kernels.update("sgd", weight, rest, grad, state, ranges, sums)

@@ -29,11 +29,12 @@ class Team:
             return [work(part) for part in parts]
         return list(self._pool.map(work, parts))
 
-    def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """A range of elements in parts for everybody."""
+    def cut(self, num: int, grain_elements: int = 0) -> list[tuple[int, int]]:
+        """A range of elements in parts for everybody, whole grains each."""
         if self._pool is None:
-            return [(start, stop)]
-        return [(first, min(first + PART_ELEMENTS, stop)) for first in range(start, stop, PART_ELEMENTS)]
+            return [(0, num)]
+        each = max(PART_ELEMENTS, grain_elements)
+        return [(first, min(first + each, num)) for first in range(0, num, each)]
 
     def close(self) -> None:
         if self._pool is not None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lohan.run.executor import Executor, Run, Work
-from lohan.run.memory import Memory, SsdMap
+from lohan.run.memory import Memory
+from lohan.run.ssd_map import SsdMap
 from lohan.schedule.ops import OVERLAPPING_LANES, Kind, Lane, Op, Schedule
 from lohan.simulate.contention import Contention
 from lohan.simulate.simulator import Costs

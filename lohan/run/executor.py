@@ -26,10 +26,11 @@ from torch import Tensor
 
 from lohan.device.protocol import Device, Event
 from lohan.errors import ClosedError, LohanError, ScheduleError, WorkerError
-from lohan.run.memory import Memory, SsdMap
+from lohan.run.memory import Memory
+from lohan.run.ssd_map import SsdMap
 from lohan.schedule.ops import OVERLAPPING_LANES, STREAM_LANES, Kind, Lane, Op, Schedule
 from lohan.simulate.timeline import Span
-from lohan.ssd.base import Request, Store, Ticket
+from lohan.ssd.base import Ticket
 
 Work = Callable[[Op, list[Tensor], list[Tensor]], None]
 """what the optimizer lane does for an operation: its reads and writes as host memory"""
@@ -255,17 +256,9 @@ class Run:
     def submit(self, op: Op) -> _Submitted:
         """The first half of an operation of a lane that keeps several in flight."""
         waited_s = self.wait(op)
-        if op.lane is Lane.SSD_WRITE:
-            self._ssd.admit(op)
         self._device.begin(op.lane, op)
-        batches: dict[int, tuple[Store, list[Request]]] = {}
-        for source, target in zip(op.reads, op.writes, strict=True):
-            on_ssd, in_memory = (source, target) if op.lane is Lane.SSD_READ else (target, source)
-            store, request = self._ssd.request(on_ssd, self._memory.view(in_memory))
-            batches.setdefault(id(store), (store, []))[1].append(request)
-        reading = op.lane is Lane.SSD_READ
         began_s = time.perf_counter()
-        tickets = [store.submit_read(r) if reading else store.submit_write(r) for store, r in batches.values()]
+        tickets = self._ssd.submit(op, self._memory.view)
         return _Submitted(self, op, tickets, began_s, waited_s)
 
     def complete(self, submitted: _Submitted) -> None:

@@ -1,4 +1,4 @@
-"""The bytes behind a table of slots: host and device slots as tensors, SSD slots as addresses.
+"""The bytes behind a table of slots: host and device slots as tensors. Where SSD slots lie: `run.ssd_map`.
 
 What RAM keeps (weights, state, waiting gradients) lies in one pool, what depends on the batch in another, so that a larger
 batch replaces the second only.
@@ -6,7 +6,6 @@ batch replaces the second only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,10 +13,8 @@ from torch import Tensor
 from lohan.device.protocol import Device
 from lohan.errors import BudgetError
 from lohan.host.pool import HostPool
-from lohan.schedule.ops import Access, Op, Tier
+from lohan.schedule.ops import Access, Tier
 from lohan.schedule.slots import Role, SlotTable
-from lohan.ssd.base import Request, Store
-from lohan.ssd.checked import CheckedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +24,6 @@ class Workspace:
     nbytes: int
     note: str
     """how it is known, or why it is not"""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an SSD slot begins."""
-
-    store: Store
-    address: int
-
-    @property
-    def unchecked(self) -> Place:
-        """For what means nothing, and may be anything when it is read."""
-        return Place(self.store.unchecked if isinstance(self.store, CheckedStore) else self.store, self.address)
 
 
 class Memory:
@@ -133,26 +117,3 @@ class Memory:
 def _alone(slot: Tensor) -> Tensor:
     """A slot with a version counter of its own: autograd takes a write for a change of all that shares the counter."""
     return slot.data
-
-
-def _at_once(op: Op) -> None:
-    """Nothing stands in the way of a write."""
-
-
-class SsdMap:
-    """Where the SSD slots of a schedule lie, and when they may be overwritten."""
-
-    def __init__(self, places: Mapping[int, Place], admit: Callable[[Op], None] = _at_once) -> None:
-        """`places` by slot. `admit` returns once an operation may write to its place."""
-        self._places, self.admit = places, admit
-
-    @staticmethod
-    def of(table: SlotTable, places: Mapping[tuple[Role, int], Place], admit: Callable[[Op], None] = _at_once) -> SsdMap:
-        """`places` by role and owner: `SIDE_0` is where the version to begin with is, `SIDE_1` where the next one goes."""
-        slots = {table.permanent(Tier.SSD, role, owner): place for (role, owner), place in places.items()}
-        return SsdMap({slot: place for slot, place in slots.items() if slot is not None}, admit)
-
-    def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
-        """The store that holds an SSD access, and the request that moves it from or to host memory."""
-        place = self._places[access.slot]
-        return place.store, (place.address + access.start, memory)

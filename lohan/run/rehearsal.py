@@ -22,8 +22,9 @@ from lohan.device.products import products
 from lohan.run.alone import only
 from lohan.run.batches import HostSlice
 from lohan.run.executor import Executor
-from lohan.run.memory import Memory, SsdMap, Workspace
+from lohan.run.memory import Memory, Workspace
 from lohan.run.passes import LossFn, ModelRunner
+from lohan.run.ssd_map import SsdMap
 from lohan.schedule.ops import Access, Lane, Op, Schedule
 
 

@@ -20,8 +20,8 @@ from lohan.config import Numerics, StoreMode
 from lohan.host.pool import HostPool
 from lohan.model.shape import ModelShape, align
 from lohan.run.commits import Commits
-from lohan.run.memory import Place
 from lohan.run.places import UnitLayout, layout_of
+from lohan.run.ssd_map import Place
 from lohan.run.transfer import UnitBuffers, rest_range
 from lohan.schedule.slots import ALIGN_BYTES, Role, Sizes
 from lohan.ssd.base import Request, Store

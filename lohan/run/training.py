@@ -27,8 +27,9 @@ from lohan.plan.plan import Plan, Update
 from lohan.run.alone import Alone, AloneMeasurement
 from lohan.run.executor import Executor, Run
 from lohan.run.gate import COMMIT_EVERY, Gate, Move
-from lohan.run.memory import Memory, Place, SsdMap, Workspace
+from lohan.run.memory import Memory, Workspace
 from lohan.run.places import NOWHERE
+from lohan.run.ssd_map import Place, SsdMap
 from lohan.run.storage import Storage
 from lohan.schedule.builder import Call, Mode, ScheduleBuilder
 from lohan.schedule.checker import check
@@ -119,11 +120,11 @@ class Training:
         self.settle()
         call = Call(mode, self.pending, self.stale, defer=self._expects_clipping and mode is Mode.TRAIN)
         now = Hyper(self.step + 1, lr, 1.0)
-        worker = self._worker(prepared, now, self._pending_hyper, present, self._pending_present)
         schedule = prepared.schedule(call)
         moves = self._moves(schedule, call.pending)
         gate = self._gate(moves)
         ssd = self._ssd_map(prepared, {move.unit: move.place for move in moves}, admit=_at_once if gate is None else gate.admit)
+        worker = self._worker(prepared, ssd, now, self._pending_hyper, present, self._pending_present)
         run = self.executor.start(schedule, prepared.memory, ssd, worker)
         self._running = _Running(run, worker, prepared, call, lr, present, moves)
         if gate is not None:
@@ -140,7 +141,7 @@ class Training:
         return [Move(unit, targets[unit], op) for unit, op in last_write.items()]
 
     def _ssd_map(
-        self, prepared: Prepared, targets: Mapping[int, int], admit: Callable[[Op], None], *, checked: bool = True
+        self, prepared: Prepared, targets: Mapping[int, int], admit: Callable[[Op], None], *, is_rehearsal: bool = False
     ) -> SsdMap:
         """The places of a schedule that begins now: `targets` are where units go whose update it writes."""
         if self._storage is None:
@@ -151,9 +152,7 @@ class Training:
                 places[Role.SIDE_0, unit] = self._storage.place(place)
         for unit, place in {**self._storage.places.next_of(targets), **targets}.items():
             places[Role.SIDE_1, unit] = self._storage.place(place)
-        if not checked:
-            places = {key: place.unchecked for key, place in places.items()}
-        return SsdMap.of(prepared.table, places, admit)
+        return SsdMap.of(prepared.table, places, admit, is_rehearsal=is_rehearsal)
 
     def _gate(self, moves: Sequence[Move]) -> Gate | None:
         """What keeps a schedule with these moves from overwriting what a crash would come back to."""
@@ -210,13 +209,13 @@ class Training:
         plans = prepared.plan.units if prepared.plan.use_ssd else ()
         waiting = frozenset(u for u, plan in enumerate(plans) if plan.update is not Update.IMMEDIATE and present[u])
         aside = {} if self._storage is None else self._storage.places.aside(waiting)
-        ssd = self._ssd_map(prepared, aside, _at_once, checked=False)  # no order, so what is read may be anything
+        ssd = self._ssd_map(prepared, aside, _at_once, is_rehearsal=True)  # no order, so what is read may be anything
         schedule = prepared.schedule(Call(Mode.TRAIN, waiting, prepared.kept, defer=True))
         measurement = AloneMeasurement(self.executor, schedule, prepared.memory, ssd)
         hyper = Hyper(self.step + 1, 0.0, 1.0)
 
         def work() -> UpdateWorker:
-            return self._worker(prepared, hyper, hyper, present, {unit: present[unit] for unit in waiting})
+            return self._worker(prepared, ssd, hyper, hyper, present, {unit: present[unit] for unit in waiting})
 
         alone = measurement.measure(work, lambda run: compute(run, {}), tokens)
         self.stale = prepared.kept
@@ -225,6 +224,7 @@ class Training:
     def _worker(
         self,
         prepared: Prepared,
+        ssd: SsdMap,
         now: Hyper,
         pending: Hyper | None,
         present: dict[int, set[int]],
@@ -240,6 +240,8 @@ class Training:
             present=present,
             present_pending=present_pending,
             team=self._team,
+            checks=None if self._storage is None else ssd,
+            grain_elements=self.shape.grain_elements,
         )
 
     def decide(self, loss: float) -> Outcome:

@@ -4,6 +4,9 @@
     read    every grain is compared with the table before the caller may use it: a flipped bit, a write that the drive lost or
             tore, a read that brought something else, is an error that names the place, and no training goes on from it
 
+Whoever passes over the bytes anyway does both on the way (`run.ssd_map`): it takes `sums_of` what it reads from `unchecked`,
+compares, calls `refuse`; and gives `note` the sums of what it writes there.
+
 A grain is a fixed part of an extent: what is read or written begins and ends with one. What was never written is zeros, as the
 files of a store are made. The hash is XXH3 with 64 bits, faster than memory can bring the bytes; it is for accidents, not for
 attackers. The table lies in RAM; `lohan.ssd.records` keeps it beside each commit.
@@ -14,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,19 +90,41 @@ class CheckedStore:
             raise ValueError(f"{len(table)} bytes are no table of {len(self.sums)} checksums")
         self.sums[:] = np.frombuffer(table, "<u8")
 
+    def sums_of(self, address: int, nbytes: int) -> NDArray[np.uint64]:
+        """The checksums of a range as they stand, a copy."""
+        return self.sums[self._range(address, nbytes)].copy()
+
+    def note(self, address: int, nbytes: int, sums: NDArray[np.uint64]) -> None:
+        """The checksums of what is about to be written to a range."""
+        self.sums[self._range(address, nbytes)] = sums
+
+    def refuse(self, address: int, nbytes: int, grain: int) -> NoReturn:
+        """A grain of a range, counted from its start, is not what was written."""
+        for number, (extent, in_extent, _, start, stop) in enumerate(self._grains(address, nbytes)):
+            if number == grain:
+                path, offset = self.unchecked.locate(address + start)
+                reason = f"{extent.name}, grain {in_extent}: these are not the bytes that were written there (checksum)"
+                raise ChecksumError("read", path, offset, stop - start, stop - start, None, reason)
+        raise ValueError(f"a range of {nbytes} bytes has no grain {grain}")
+
     def verify(self, address: int, buffer: Tensor) -> None:
         """ChecksumError unless these bytes are what was written at `address`."""
         data = buffer.numpy().data
-        for extent, grain, index, start, stop in self._grains(address, len(data)):
+        for number, (_, _, index, start, stop) in enumerate(self._grains(address, len(data))):
             if xxh3_64_intdigest(data[start:stop]) != self.sums[index]:
-                path, offset = self.unchecked.locate(address + start)
-                reason = f"{extent.name}, grain {grain}: these are not the bytes that were written there (checksum)"
-                raise ChecksumError("read", path, offset, stop - start, stop - start, None, reason)
+                self.refuse(address, len(data), number)
 
     def _note(self, address: int, buffer: Tensor) -> None:
         data = buffer.numpy().data
         for _, _, index, start, stop in self._grains(address, len(data)):
             self.sums[index] = xxh3_64_intdigest(data[start:stop])
+
+    def _range(self, address: int, nbytes: int) -> slice:
+        """The entries of a range of one extent, which lie side by side."""
+        grains = list(self._grains(address, nbytes))
+        if len({extent.address for extent, *_ in grains}) > 1:
+            raise ValueError(f"the {nbytes} bytes at {address} do not lie in one extent")
+        return slice(grains[0][2], grains[-1][2] + 1)
 
     def _grains(self, address: int, nbytes: int) -> Iterator[tuple[Extent, int, int, int, int]]:
         """The grains of a range: extent, number in it, index in the table, and the bytes of the range that it has."""

@@ -27,7 +27,7 @@ from lohan.ssd.striped import STRIPE_BYTES
 from lohan.ssd.stripes import Stripes
 
 FILE_NAME, META_NAME = "store", "store.meta"
-FORMAT = 2
+FORMAT = 3
 OWN_BYTES = 2**20
 """that a filesystem may want on each drive for the files' own records"""
 MODE = "store"

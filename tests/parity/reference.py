@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lohan.config import keyed_seed
 from lohan.device.products import products
 from lohan.model.units import discover
-from lohan.optim.base import Optimizer
+from lohan.optim.base import Optimizer, Part
 from lohan.optim.norm import clip_coefficient
 from lohan.optim.reference import join, split, sum_of_squares
 
@@ -213,8 +213,9 @@ class Reference:
             if self.dtype == torch.bfloat16:
                 weight, rest = torch.empty_like(master, dtype=self.dtype), torch.empty_like(master, dtype=torch.int16)
                 split(master, weight, rest)
-            settings = {"weight_decay": self.optimizer.weight_decay if name in decay else 0.0, "lr": lr, "clip": clip}
-            self.optimizer.update(weight, rest, gradient.view(-1), self.state[name], step=self.step_number, **settings)
+            whole = Part(0, len(weight), self.optimizer.weight_decay if name in decay else 0.0)
+            settings = {"step": self.step_number, "lr": lr, "clip": clip}
+            self.optimizer.update(weight, rest, gradient.view(-1), self.state[name], parts=[whole], **settings)
             if rest is not None:
                 join(weight, rest, master)
         self._write_weights()

@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_has_the_same_bits(mode: str, update: str, killed: bo
 def test_what_is_written_next_waits_for_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every write of an update, no place that the durable record names is overwritten."""
     from lohan.run.executor import Run
-    from lohan.run.memory import SsdMap
+    from lohan.run.ssd_map import SsdMap
     from lohan.schedule.ops import Kind, Op
 
     submit, seen = Run.submit, []

@@ -13,9 +13,9 @@ from torch import Tensor
 from lohan.device.cpu import CpuDevice
 from lohan.errors import ClosedError, ScheduleError, StoreError, WorkerError
 from lohan.run.executor import Executor, Run, Work
-from lohan.run.memory import Memory, SsdMap
+from lohan.run.memory import Memory
+from lohan.run.ssd_map import Place, SsdMap
 from lohan.schedule.ops import Access, Content, Kind, Lane, Op, Schedule, Slot, Tier, What
-from lohan.ssd.base import Request, Store
 from lohan.ssd.memory_store import MemoryStore
 
 SLOT_BYTES = 4096
@@ -59,16 +59,11 @@ class Machine:
     def view(self, access: Access) -> Tensor:
         return self.tensors[access.slot]
 
-    def request(self, access: Access, memory: Tensor) -> tuple[Store, Request]:
-        return self.store, ((access.slot - NUM_HOST) * SLOT_BYTES, memory)
-
-    def admit(self, op: Op) -> None:
-        """Nothing is durable here that a write could spoil."""
-
     def start(self, ops: tuple[Op, ...] = ROUND, work: Work = double) -> Run:
+        ssd = SsdMap({NUM_HOST + number: Place(self.store, number * SLOT_BYTES) for number in range(NUM_HOST)})
         tiers = [Tier.HOST] * NUM_HOST + [Tier.SSD] * NUM_HOST
         slots = tuple(Slot(index, f"slot {index}", tier, SLOT_BYTES) for index, tier in enumerate(tiers))
-        return self.executor.start(Schedule("a round", slots, ops), cast(Memory, self), cast(SsdMap, self), work)
+        return self.executor.start(Schedule("a round", slots, ops), cast(Memory, self), ssd, work)
 
     def compute(self, run: Run) -> None:
         with run.compute(Kind.FORWARD, 0, 1) as (_, reads, writes):

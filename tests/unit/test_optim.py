@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lohan.errors import OptionError
 from lohan.optim import SGD, AdamW, Plane
+from lohan.optim.base import Part
 
 NUM_STEPS = 20
 
@@ -19,7 +20,7 @@ def train(optimizer: AdamW | SGD, start: Tensor, grads: list[Tensor], lrs: list[
     weight = start.clone()
     state = [torch.zeros_like(weight) for _ in optimizer.planes]
     for step, (grad, lr) in enumerate(zip(grads, lrs, strict=True), 1):
-        optimizer.update(weight, None, grad, state, step=step, lr=lr, weight_decay=weight_decay, clip=1.0)
+        optimizer.update(weight, None, grad, state, step=step, lr=lr, clip=1.0, parts=[Part(0, len(weight), weight_decay)])
     return weight
 
 
@@ -83,7 +84,7 @@ def test_the_first_adamw_step_has_the_size_of_the_learning_rate() -> None:
 def test_clipping_scales_the_gradient(optimizer: AdamW | SGD) -> None:
     grad = torch.randn(100, generator=torch.Generator().manual_seed(1))
     clipped, scaled = torch.ones(100), torch.ones(100)
-    settings = {"step": 1, "lr": 0.1, "weight_decay": 0.0}
+    settings: dict[str, Any] = {"step": 1, "lr": 0.1, "parts": [Part(0, 100, 0.0)]}
     state = [[torch.zeros(100) for _ in optimizer.planes] for _ in range(2)]
     optimizer.update(clipped, None, grad, state[0], clip=0.125, **settings)
     optimizer.update(scaled, None, grad * 0.125, state[1], clip=1.0, **settings)

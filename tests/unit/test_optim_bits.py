@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from lohan import native
 from lohan.errors import NativeError
 from lohan.optim import SGD, AdamW, Optimizer, reference
+from lohan.optim.base import Part
 
 OPTIMIZERS: list[AdamW | SGD] = [
     AdamW(lr=1e-3),
@@ -63,7 +66,7 @@ def run(optimizer: Optimizer, form: str, num: int, seed: int, clip: float, cuts:
         for piece in itertools.starmap(slice, itertools.pairwise(edges)):
             part = None if rest is None else rest[piece]
             planes = [plane[piece] for plane in state]
-            settings = {"lr": optimizer.lr / step, "weight_decay": 0.1, "clip": clip}
+            settings = {"lr": optimizer.lr / step, "clip": clip, "parts": [Part(0, len(grad[piece]), 0.1)]}
             optimizer.update(weight[piece], part, grad[piece], planes, step=step, **settings)
     return [tensor for tensor in (weight, rest, *state) if tensor is not None]
 
@@ -122,15 +125,73 @@ def test_the_bf16_weight_is_the_master_rounded_half_up() -> None:
 def test_a_kernel_refuses_buffers_that_do_not_fit() -> None:
     weight, rest, grad = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int16), torch.zeros(8).bfloat16()
     mean, square = torch.zeros(8), torch.zeros(8)
-    settings = {"step": 1, "lr": 1e-3, "weight_decay": 0.0, "clip": 1.0}
+    settings: dict[str, Any] = {"step": 1, "lr": 1e-3, "clip": 1.0, "parts": [Part(0, 8, 0.0)]}
     optimizer = AdamW()
     with pytest.raises(NativeError, match="grad: a kernel wants 8 contiguous torch.bfloat16"):
         optimizer.update(weight, rest, grad.float(), [mean, square], **settings)
-    with pytest.raises(NativeError, match="square"):
+    with pytest.raises(NativeError, match="state"):
         optimizer.update(weight, rest, grad, [mean, square[:7]], **settings)
-    with pytest.raises(NativeError, match="mean"):
+    with pytest.raises(NativeError, match="state"):
         optimizer.update(weight, rest, grad, [torch.zeros(16)[::2], square], **settings)
     with pytest.raises(NativeError, match="weight: a kernel wants 8 contiguous torch.float32"):
         optimizer.update(weight, None, grad, [mean, square], **settings)
     with pytest.raises(NativeError, match="rest"):
         optimizer.update(weight, rest.to(torch.int32), grad, [mean, square], **settings)
+
+
+GRAIN = 8192
+
+
+@pytest.mark.parametrize("num", [4096, GRAIN, 5 * 4096])
+@pytest.mark.parametrize("wanted", [(False, True, True, True), (False, False, False, False), (True, True, True, True)])
+@pytest.mark.parametrize(("optimizer", "form", "isa"), RUNS)
+def test_checksums_on_the_way_are_those_of_the_bytes(
+    optimizer: AdamW | SGD, form: str, isa: str, num: int, wanted: tuple[bool, ...]
+) -> None:
+    """Also where a part ends within a tile, and where nothing is updated; the updates are the same as without."""
+    (weight, rest), grad = master(num, 3, form), values(num, 4).to(master(1, 0, form)[0].dtype)
+    state = [values(num, 5 + plane).abs() for plane in range(len(optimizer.planes))]
+    parts = [Part(0, 130, 0.1), Part(130, 2000, 0.0), Part(2048, num - 7, 0.1)]
+    settings: dict[str, Any] = {"step": 3, "lr": 0.01, "clip": 0.5, "parts": parts}
+
+    def arrays(state: list[Tensor], *master: Tensor | None) -> list[Tensor]:
+        return [array for array in (*master, *state) if array is not None]
+
+    def sums_of(array: Tensor) -> list[int]:
+        data = array.view(torch.uint8).numpy().tobytes()
+        size = GRAIN * array.element_size()
+        return [xxh3_64_intdigest(data[start : start + size]) for start in range(0, len(data), size)]
+
+    plain = [array.clone() for array in arrays(state, weight, rest)]
+    before = [sums_of(array) for array in plain]
+    optimizer.update(plain[0], None if rest is None else plain[1], grad, plain[-len(state) :], **settings)
+    sums = native.Sums.of(num, GRAIN, wanted[: len(plain)])
+    with native.instruction_set(isa):
+        optimizer.update(weight, rest, grad, state, **settings, sums=sums)
+    for got, expected in zip(arrays(state, weight, rest), plain, strict=True):
+        assert torch.equal(bits(got), bits(expected))
+    assert [found if found is None else found.tolist() for found in sums.before] == [
+        one if is_wanted else None for one, is_wanted in zip(before, wanted, strict=False)
+    ]
+    assert [found.tolist() for found in sums.after] == [sums_of(array) for array in arrays(state, weight, rest)]
+
+
+def test_checksums_of_the_reference_are_the_kernels() -> None:
+    found = []
+    for kernel in ("native", "reference"):
+        weight, rest = master(GRAIN * 2, 3, "split")
+        sums = native.Sums.of(GRAIN * 2, GRAIN, (False, True, True, True))
+        state = [torch.ones(GRAIN * 2), torch.ones(GRAIN * 2)]
+        settings: dict[str, Any] = {"step": 1, "lr": 0.1, "clip": 1.0, "parts": [Part(5, GRAIN + 9, 0.0)]}
+        AdamW(kernel=kernel).update(weight, rest, values(GRAIN * 2, 9).bfloat16(), state, **settings, sums=sums)
+        found.append([one.tolist() for one in (*sums.before[1:], *sums.after) if one is not None])
+    assert found[0] == found[1]
+
+
+def test_arrays_that_are_no_whole_tiles_have_no_checksums() -> None:
+    weight, rest = master(520, 3, "split")
+    settings: dict[str, Any] = {"step": 1, "lr": 0.1, "clip": 1.0, "parts": [Part(0, 520, 0.0)]}
+    with pytest.raises(NativeError, match="not whole tiles"):
+        SGD(lr=0.1).update(
+            weight, rest, weight, [torch.ones(520)], **settings, sums=native.Sums.of(520, GRAIN, (False, False, False))
+        )
