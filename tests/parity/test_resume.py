@@ -86,11 +86,9 @@ def test_a_run_that_goes_on_has_the_same_bits(mode: str, update: str, killed: bo
 def test_what_is_written_next_waits_for_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every write of an update, no place that the durable record names is overwritten."""
     from lohan.run.executor import Run
-    from lohan.run.ssd_map import SsdMap
     from lohan.schedule.ops import Kind, Op
 
     submit, seen = Run.submit, []
-    requests = SsdMap.request
 
     def looking(self: Any, op: Op) -> Any:
         made = submit(self, op)
@@ -98,7 +96,7 @@ def test_what_is_written_next_waits_for_the_record(tmp_path: Path, monkeypatch: 
             records = RecordFile.open(tmp_path / "store.meta")
             records.close()
             assert records.last is not None
-            _, (address, _) = requests(self._ssd, op.writes[0], self._memory.view(op.reads[0]))
+            address = self._ssd._places[op.writes[0].slot].address + op.writes[0].start
             named = [storage.places.addresses[place] for place in records.last.places]
             sizes = [storage._sizes.region_of(unit) for unit in storage._shape.units]
             seen.append(not any(start <= address < start + size for start, size in zip(named, sizes, strict=True)))
