@@ -47,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LohanError as error:
         print(f"lohan {name}: error: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except MemoryError as error:
+        print(f"lohan {name}: error: the system has no more memory for this process. {error}", file=sys.stderr)
+        return EXIT_ERROR
     except KeyboardInterrupt:
         print(f"lohan {name}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

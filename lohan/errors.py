@@ -64,5 +64,9 @@ class WorkerError(LohanError):
     """An exception on one of lohan's threads, raised where the user can see it."""
 
 
+class ThreadError(LohanError, RuntimeError):
+    """A thread that the system did not let begin."""
+
+
 class ClosedError(LohanError):
     """An engine that was used after it was closed, or after an error that it cannot continue from."""

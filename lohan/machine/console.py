@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from lohan.host.threads import Worker
 from lohan.machine.findings import Finding, Level
 
 QUIET_S = 3.0
@@ -35,7 +36,7 @@ class Console:
         self._area, self._gap = "", ""
         self._doing, self._since_s, self._told_s = "", 0.0, 0.0
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._live, name="sign of life", daemon=True)
+        self._thread = Worker("sign of life", self._live)
 
     def __enter__(self) -> Console:
         self._thread.start()

@@ -68,7 +68,10 @@ class FileReader:
 
 def pages(num_bytes: int) -> Tensor:
     """Memory that begins at a page, on huge pages where there are any."""
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system has no memory for a buffer of {num_bytes} bytes ({error.strerror})") from error
     pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
 

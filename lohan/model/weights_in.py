@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Protocol
 
 from torch import Tensor, nn
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
+from lohan.host.threads import Crew, Job
 from lohan.model.file_reader import BLOCK_BYTES, FileReader, pages
 from lohan.model.keys import Group
 from lohan.model.safetensors_file import Entry
@@ -78,24 +79,25 @@ class FileTensors:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         readers = [FileReader() for _ in range(NUM_READERS)]
-        threads = [ThreadPoolExecutor(max_workers=1, thread_name_prefix="lohan-import") for _ in readers]
-        turns = cycle(zip(threads, readers, strict=True))
         ring = _Ring(self.ring_bytes)
+        threads: list[Crew] = []
         waiting = deque(self.spans)
-        ahead: deque[tuple[Span, int, Future[None]]] = deque()
+        ahead: deque[tuple[Span, int, Job[None]]] = deque()
         try:
+            threads += (Crew("lohan import", 1) for _ in readers)
+            turns = cycle(zip(threads, readers, strict=True))
             while waiting or ahead:
                 while waiting and (start := ring.take(waiting[0].num_bytes)) is not None:
                     span, (thread, reader) = waiting.popleft(), next(turns)
-                    ahead.append((span, start, thread.submit(_fill, reader, span, ring.memory[start:])))
+                    ahead.append((span, start, thread.submit(partial(_fill, reader, span, ring.memory[start:]))))
                 span, start, filled = ahead.popleft()
-                filled.result()
+                filled.wait()
                 for target, tensor in self._tensors(span, ring.memory[start : start + span.num_bytes]).items():
                     yield self.names.get(target, target), tensor
                 ring.give_back()
         finally:
             for thread in threads:
-                thread.shutdown(cancel_futures=True)
+                thread.close()
             for reader in readers:
                 reader.close()
 

@@ -11,9 +11,10 @@ operation. A commit that fails is the last one: the error meets whoever is admit
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
+from lohan.host.threads import Crew, Job
 from lohan.ssd.checked import CheckedStore
 from lohan.ssd.durable import Durable
 from lohan.ssd.records import Commit
@@ -27,9 +28,8 @@ class Commits:
 
     def __init__(self, durable: Durable, store: CheckedStore) -> None:
         self._records, self._store = durable.records, store
-        self._thread = ThreadPoolExecutor(1, "lohan commit")
-        self._last: Future[None] = Future()
-        self._last.set_result(None)
+        self._thread = Crew("lohan commit", 1)
+        self._last: Job[None] | None = None
         resumed = durable.resumed
         self.asked = None if resumed is None else Commit(resumed.step, resumed.places, resumed.redo, resumed.whole)
         """what the last commit is for"""
@@ -46,27 +46,31 @@ class Commits:
         if not self.keeps or state == self.asked:
             return
         self.asked = state
-        self._last = self._thread.submit(self._commit, self._last, state, after)
+        self._last = self._thread.submit(partial(self._commit, self._last, state, after))
 
     def admit(self) -> Callable[[], None]:
         """Waits until all commits asked for so far are durable; raises what kept one from it."""
-        last = self._last
-        return lambda: last.result()
+        return _nothing_asked if self._last is None else self._last.wait
 
     def wait(self) -> None:
         self.admit()()
 
     def close(self) -> None:
         """Let the last commit finish."""
-        self._thread.shutdown()
+        self._thread.close()
         if self._records is not None:
             self._records.close()
 
-    def _commit(self, before: Future[None], state: Commit, after: Callable[[], None] | None) -> None:
-        before.result()
+    def _commit(self, before: Job[None] | None, state: Commit, after: Callable[[], None] | None) -> None:
+        if before is not None:
+            before.wait()
         if after is not None:
             after()
         self._store.flush()
         assert self._records is not None, "commits are asked for where there is a record"
         self._records.write(replace(state, table=self._store.table()))
         self.durable_step = state.step if state.whole else NOTHING
+
+
+def _nothing_asked() -> None:
+    """No commit was asked for."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lohan.device.protocol import Device, Event
 from lohan.errors import ClosedError, LohanError, ScheduleError, WorkerError
+from lohan.host.threads import Worker, start_all
 from lohan.run.memory import Memory
 from lohan.run.ssd_map import SsdMap
 from lohan.schedule.ops import OVERLAPPING_LANES, STREAM_LANES, Kind, Lane, Op, Schedule
@@ -47,7 +48,13 @@ class Executor:
         self._run: Run | None = None
         self._error_lock = threading.Lock()
         lanes = [Lane.SSD_READ, Lane.SSD_WRITE, Lane.OPTIMIZER] + ([] if device.is_host else [Lane.UPLOAD, Lane.DOWNLOAD])
-        self._workers = {lane: _Worker(lane, self) for lane in lanes}
+        self._workers: dict[Lane, _Worker] = {}
+        try:
+            for lane in lanes:
+                self._workers[lane] = _Worker(lane, self)
+        except BaseException:  # a thread that cannot begin: the others end
+            self.close()
+            raise
 
     def start(self, schedule: Schedule, memory: Memory, ssd: SsdMap, work: Work) -> Run:
         """Begin a schedule; the one before must be finished."""
@@ -286,22 +293,25 @@ class _Worker:
         self.runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._executor = executor
         self._flying: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._work, name=f"lohan {lane.value}", daemon=True)]
+        self._threads = [Worker(f"lohan {lane.value}", self._work)]
         if lane in OVERLAPPING_LANES:
-            self._threads.append(threading.Thread(target=self._land, name=f"lohan {lane.value} done", daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._threads.append(Worker(f"lohan {lane.value} done", self._land))
+        start_all(self._threads, lambda: self.runs.put(None))
 
     def join(self) -> None:
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
-        while (run := self.runs.get()) is not None:
-            for op in run.lanes[self.lane]:
-                if not self._guard(op, lambda op=op, run=run: self._start(run, op)):  # type: ignore[misc]
-                    break
-        self._flying.put(None)
+        try:
+            while (run := self.runs.get()) is not None:
+                for op in run.lanes[self.lane]:
+                    if not self._guard(op, lambda op=op, run=run: self._start(run, op)):  # type: ignore[misc]
+                        break
+        except BaseException as error:  # not even the guard could be called: no memory for its frame
+            self._executor.fail(error)
+        finally:
+            self._flying.put(None)
 
     def _start(self, run: Run, op: Op) -> None:
         if self.lane in OVERLAPPING_LANES:
@@ -310,8 +320,11 @@ class _Worker:
             run.perform(op)
 
     def _land(self) -> None:
-        while (submitted := self._flying.get()) is not None:
-            self._guard(submitted.op, lambda s=submitted: s.run.complete(s))  # type: ignore[misc]
+        try:
+            while (submitted := self._flying.get()) is not None:
+                self._guard(submitted.op, lambda s=submitted: s.run.complete(s))  # type: ignore[misc]
+        except BaseException as error:
+            self._executor.fail(error)
 
     def _guard(self, op: Op, action: Callable[[], None]) -> bool:
         """Whether it went well; what did not is raised where the user can see it."""

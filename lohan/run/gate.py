@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from lohan.device.events import block
 from lohan.run.commits import Commits
 from lohan.schedule.ops import Kind, Op
 
@@ -38,12 +39,12 @@ class Move:
 class Gate:
     """For one schedule; open once its commits have been asked for."""
 
-    def __init__(self, commits: Commits, pending: Set[int], followed: Mapping[int, int]) -> None:
-        """`followed`: for a unit that goes to the place of another one, that one."""
+    def __init__(self, commits: Commits, pending: Set[int], followed: Mapping[int, int], check: Callable[[], None]) -> None:
+        """`followed`: for a unit that goes to the place of another one, that one. `check` raises what keeps it from opening."""
         self._commits, self._pending, self._followed = commits, pending, followed
         self._wait_for_earlier = self._wait_for_all = commits.admit()
         self._moved: dict[int, Callable[[], None]] = {}
-        self._is_open = threading.Event()
+        self._is_open, self._check = threading.Event(), check
 
     def asked(self, moves: Sequence[Move]) -> None:
         """A commit in which these units have moved has just been asked for."""
@@ -60,10 +61,10 @@ class Gate:
         if op.kind not in (Kind.WRITE_UPDATE, Kind.WRITE_GRADIENT):
             return
         if op.kind is Kind.WRITE_GRADIENT or op.unit not in self._pending or op.writes[0].content.version != 1:
-            self._is_open.wait()
+            block(self._is_open, self._check)
             self._wait_for_all()
             return
         self._wait_for_earlier()
         if op.unit in self._followed:
-            self._is_open.wait()
+            block(self._is_open, self._check)
             self._moved[self._followed[op.unit]]()

@@ -162,10 +162,10 @@ class Training:
         if places.mode is StoreMode.SINGLE:
             if moves and (self._commits.asked is None or self._commits.asked.whole):
                 self._commits.commit(Commit(self.step, tuple(places.now), whole=False))
-            return Gate(self._commits, {move.unit for move in moves}, {})
+            return Gate(self._commits, {move.unit for move in moves}, {}, self.executor.check)
         left = {places.now[move.unit]: move.unit for move in moves}
         followed = {move.unit: left[move.place] for move in moves if move.place in left}
-        return Gate(self._commits, {move.unit for move in moves}, followed)
+        return Gate(self._commits, {move.unit for move in moves}, followed, self.executor.check)
 
     def _commit_moves(self, run: Run, moves: Sequence[Move], gate: Gate) -> None:
         """The step before, as its pending units arrive in their new places: all together, or a few at a time where others

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from lohan.errors import ClosedError, StallError
+from lohan.host.threads import Worker, start_all
 from lohan.ssd.throttle import Pacer, sleep_until
 
 NUM_CHECKS = 20
@@ -119,11 +120,8 @@ class Lane:
         self._queue: SimpleQueue[Piece | None] = SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{index}", daemon=True) for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [Worker(f"{name}-{index}", self._work) for index in range(num_threads)]
+        start_all(self._threads, self.close)
 
     def put(self, piece: Piece) -> None:
         self._queue.put(piece)

@@ -42,8 +42,16 @@ class StripedStore(ABC):
         self._nbytes = nbytes
         self._stripes = stripes
         self._progress = Progress(stall_s)
-        self._read_lanes = [Lane(f"ssd-read-{file}", threads, read_pacer) for file in files]
-        self._write_lanes = [Lane(f"ssd-write-{file}", threads, write_pacer) for file in files]
+        self._read_lanes: list[Lane] = []
+        self._write_lanes: list[Lane] = []
+        try:
+            for file in files:
+                self._read_lanes.append(Lane(f"ssd-read-{file}", threads, read_pacer))
+                self._write_lanes.append(Lane(f"ssd-write-{file}", threads, write_pacer))
+        except BaseException:  # a thread that cannot begin: the others end
+            for lane in [*self._read_lanes, *self._write_lanes]:
+                lane.close()
+            raise
         self._write_error: BaseException | None = None
         self._closed = False
         self._submit_lock = threading.Lock()

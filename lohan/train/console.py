@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
 
+from lohan.host.threads import Worker
+
 HEARTBEAT_S = 2.5
 """without a line, off a terminal: below the 5 s after which people wonder"""
 REDRAW_S = 0.25
@@ -66,7 +68,7 @@ class Console:
         self._printed_s = time.monotonic()
 
     def __enter__(self) -> Console:
-        self._thread = threading.Thread(target=self._live, name="lohan-console", daemon=True)
+        self._thread = Worker("lohan-console", self._live)
         self._thread.start()
         return self
 

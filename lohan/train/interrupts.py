@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from lohan.host.threads import Worker
+
 EXIT_INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = signal.SIGUSR1
@@ -48,11 +50,11 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._ours, self._kernels = socket.socketpair()
             self._kernels.setblocking(False)
+            Worker("lohan-interrupts", self._watch).start()
             is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             taken = [number for number in (*SIGNALS, PAUSE) if number != signal.SIGHUP or not is_nohup]
             self._before = {number: signal.signal(number, self._handle) for number in taken}
             self._wakeup_before = signal.set_wakeup_fd(self._kernels.fileno(), warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, name="lohan-interrupts", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

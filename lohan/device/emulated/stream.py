@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lohan.device.events import Notice
 from lohan.errors import LohanError, WorkerError
+from lohan.host.threads import Worker
 
 POISON = 0xFF
 """in every byte: NaN in every floating-point format, -1 in every integer"""
@@ -46,11 +47,11 @@ class Task:
             self.done.set()
 
 
-class Stream(threading.Thread):
+class Stream(Worker):
     """A thread that works through a queue."""
 
     def __init__(self, name: str, notice: Notice) -> None:
-        super().__init__(name=f"lohan-{name}", daemon=True)
+        super().__init__(f"lohan-{name}")
         self.notice = notice
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.put = self._queue.put
