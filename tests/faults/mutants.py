@@ -6,11 +6,11 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 from lohan.errors import StoreError
+from lohan.host.threads import Job
 from lohan.run import gate
 from lohan.run.commits import Commits
 from lohan.ssd import file_store, records
@@ -24,8 +24,9 @@ SLOW_S = 0.3
 def commit_before_updates() -> None:
     """The record first, then what it names."""
 
-    def commit(self: Any, before: Future[None], state: Commit, after: Callable[[], None] | None) -> None:
-        before.result()
+    def commit(self: Any, before: Job[None] | None, state: Commit, after: Callable[[], None] | None) -> None:
+        if before is not None:
+            before.wait()
         self._records.write(replace(state, table=self._store.table()))
         self.durable_step = state.step
         if after is not None:
