@@ -131,7 +131,7 @@ def test_every_option_is_described(name: str) -> None:
 
 
 def test_everything_public_is_described() -> None:
-    methods = {f"Engine.{name}" for name, value in vars(Engine).items() if inspect.isfunction(value) and name[0] != "_"}
+    methods = {f"Engine.{name}" for name, _ in inspect.getmembers(Engine, inspect.isfunction) if name[0] != "_"}
     assert methods - {"Engine.close"} == {name for name in DESCRIBED if name.startswith("Engine.")}
     assert described().keys() == DESCRIBED.keys()
     assert all(dataclasses.is_dataclass(DESCRIBED[name]) for name in ("AdamW", "SGD", "Plan", "UnitPlan", "StepReport"))
