@@ -123,6 +123,8 @@ class CudaDevice:
             slab = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceMemoryError(f"slab {name!r} of {nbytes} bytes: {error}") from error
+        # With deterministic algorithms torch fills new memory, on a stream that no lane's stream waits for.
+        torch.cuda.synchronize(self.torch_device)
         self._slabs.append(slab)
         return slab
 

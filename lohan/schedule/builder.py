@@ -8,15 +8,19 @@ A *visit* is one unit computing at one site, forward or backward. The walk, for 
 3. compute. A forward leaves the site's boundary where the plan keeps it; a backward leaves the unit's gradient on the host.
 4. after a backward: the gradient's norm, and, unless the plan defers it, the update, chunk by chunk, written behind.
 
+A pending update of what RAM keeps is written when the forward is over: until then the drive has the reading to do that the
+forward waits for.
+
 The walk only says what happens, in an order that would be right if nothing overlapped. What may overlap follows from the slots
 that it takes: see `schedule.waits`. Every operation that moves bytes copies its `reads[i]` to its `writes[i]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from lohan.model.shape import ModelShape
 from lohan.plan.plan import Plan, Update
@@ -87,6 +91,8 @@ class _Walk:
         self.deriver = WaitDeriver()
         self.version = [0] * len(self.shape.units)
         self.pending = set(call.pending)
+        self.put_off: list[Callable[[], None]] = []
+        """writes of updates whose bytes RAM keeps"""
         self.fresh: set[tuple[Role, int]] = set()
         """what RAM keeps and has been read or updated since the schedule began"""
         self.boundary_slot: dict[tuple[Tier, int], int] = {}
@@ -109,9 +115,11 @@ class _Walk:
                 self._upload(self.visits[uploaded])
                 uploaded += 1
             if visit.backward:
+                self._write_what_was_put_off()
                 self._backward(visit)
             else:
                 self._forward(visit)
+        self._write_what_was_put_off()
         for unit in sorted(self.pending):
             self._drain(unit)
         found = found_at_start(self.layout, self.plan, self.call.pending, self.call.stale)
@@ -177,8 +185,18 @@ class _Walk:
         gradient, warm = self._take(Tier.HOST, Role.GRADIENT, unit)
         if not warm and self.plan.units[unit].gradient is Tier.SSD:
             self._read_gradient(unit, gradient, What.GRADIENT)
-        self._update(unit, weights, gradient)
+        self._update(unit, weights, gradient, puts_off=self.call.mode is Mode.TRAIN and self._keeps_all(unit))
         self._give(Tier.HOST, Role.GRADIENT, unit, gradient, forget=True)
+
+    def _keeps_all(self, unit: int) -> bool:
+        """Whether RAM keeps all that an update changes."""
+        return all(self.table.permanent(Tier.HOST, role, unit) is not None for role in (Role.WEIGHTS, Role.STATE))
+
+    def _write_what_was_put_off(self) -> None:
+        """Before anything else of the backward pass is written, which must not come before the last step is whole."""
+        for write in self.put_off:
+            write()
+        self.put_off.clear()
 
     def _drain(self, unit: int) -> None:
         weights = self._weights_on_host(unit)
@@ -323,7 +341,7 @@ class _Walk:
                 self._update(unit, visit.host, gradient)
         self._give(Tier.HOST, Role.GRADIENT, unit, gradient)
 
-    def _update(self, unit: int, weights: int, gradient: int) -> None:
+    def _update(self, unit: int, weights: int, gradient: int, *, puts_off: bool = False) -> None:
         """All chunks of a unit's update: weights in their host slot, master and state chunk by chunk."""
         before, after = self.version[unit], self.version[unit] + 1
         sizes = self.sizes
@@ -354,7 +372,8 @@ class _Walk:
                     self.layout.side(unit, after, *span, What.WEIGHTS),
                     *self.layout.state_on_ssd(unit, after, chunk, first, num),
                 ]
-                self._move(Kind.WRITE_UPDATE, Lane.SSD_WRITE, [new, *state_after], targets, unit, chunk)
+                write = partial(self._move, Kind.WRITE_UPDATE, Lane.SSD_WRITE, [new, *state_after], targets, unit, chunk)
+                self.put_off.append(write) if puts_off else write()
             self._give(Tier.HOST, Role.STATE, unit, slot, forget=True)
         self.version[unit] = after
         self.fresh.add((Role.STATE, unit))

@@ -68,6 +68,7 @@ class Drawn:
 
     shape: ModelShape
     plan: Plan
+    call: Call
     schedule: Schedule
 
 
@@ -87,4 +88,5 @@ def draw(seed: int) -> Drawn:
     pending = frozenset() if mode is Mode.EVALUATE else frozenset(i for i in may_wait if rng.random() < 0.6)
     kept = [(role, unit) for role in (Role.WEIGHTS, Role.STATE) for unit in range(len(shape.units))]
     stale = frozenset(one for one in kept if table.permanent(Tier.HOST, *one) is not None and rng.random() < 0.5)
-    return Drawn(shape, chosen, builder.build(Call(mode, pending, stale, defer=rng.random() < 0.3)))
+    call = Call(mode, pending, stale, defer=rng.random() < 0.3)
+    return Drawn(shape, chosen, call, builder.build(call))

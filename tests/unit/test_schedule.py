@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lohan.errors import BudgetError, ScheduleError
+from lohan.schedule.builder import Mode
 from lohan.schedule.checker import check
-from lohan.schedule.ops import MOVING_LANES, Access, Content, Op, Schedule, Tier
+from lohan.schedule.ops import MOVING_LANES, Access, Content, Kind, Lane, Op, Schedule, Tier
 
 from .schedules import draw
 
@@ -47,6 +48,22 @@ def test_waiting_for_the_operation_before_is_not_enough(seed: int) -> None:
             mutant = with_op(schedule, replace(op, waits=tuple(w for w in op.waits if w != wait) + earlier))
             with pytest.raises(ScheduleError, match="not ordered"):
                 check(mutant)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_ram_keeps_is_written_between_forward_and_backward(seed: int) -> None:
+    """Pending updates: not while the forward wants the drive, and before anything that may wait for the step to be whole."""
+    drawn = draw(seed)
+    if drawn.call.mode is not Mode.TRAIN:
+        return
+    kept = {u for u, plan in enumerate(drawn.plan.units) if plan.weights is plan.state is Tier.HOST} & drawn.call.pending
+    writes = [op for op in drawn.schedule.lane(Lane.SSD_WRITE) if op.kind in (Kind.WRITE_UPDATE, Kind.WRITE_GRADIENT)]
+    pending = [op for op in writes if op.kind is Kind.WRITE_UPDATE and op.writes[0].content.version == 1]
+    put_off = [op for op in pending if op.unit in kept]
+    forwards = [op.index for op in drawn.schedule.ops if op.kind is Kind.FORWARD]
+    assert all(op.index > forwards[-1] for op in put_off)
+    others = [op.index for op in writes if op.kind is Kind.WRITE_GRADIENT or op.unit not in drawn.call.pending]
+    assert not others or all(op.index < others[0] for op in put_off)
 
 
 def test_a_cycle_is_found() -> None:
