@@ -75,7 +75,7 @@ def bind(device: Device, module: nn.Module) -> None:
             stop = start + host.numel() * host.element_size()
             weight, slot = (slab[start:stop].view(host.dtype).view(host.shape) for slab in (weights, gradients))
             with device.computing():
-                weight.copy_(device.put(host))
+                weight.copy_(device.put(host.detach().cpu()))  # what is freed here must not be on its way on another stream
                 slot.zero_()
             weight = weight.detach().requires_grad_()
             weight.slot = slot  # type: ignore[attr-defined]
