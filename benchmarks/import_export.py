@@ -67,7 +67,7 @@ def write_plainly(folder: Path, out: Path) -> None:
 
 
 def read_all(folder: Path) -> None:
-    for _ in open_model(folder).tensors:
+    for _ in open_model(folder).values():
         pass
 
 

@@ -6,7 +6,7 @@
 What happens in it, from the top:
 
     open        the model on the meta device; its units; the order in which its forward enters them, recorded
-    import      weights, tensor by tensor, into the store (or into RAM)
+    import      weights, piece by piece, into the store (or into RAM)
     prepare     for a batch: sizes, plan, slots, memory
     step        a schedule begins; the model's forward and backward run through it; the norm decides; updates finish behind
 """

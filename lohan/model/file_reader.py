@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lohan.errors import ModelError, StoreError
+from lohan.host.pool import HUGE_PAGE_BYTES
 from lohan.model.safetensors_file import Entry
 from lohan.model.shape import align
 
@@ -25,12 +26,12 @@ class FileReader:
     """Reads files past the page cache, by whole blocks; used by one thread at a time.
 
     Whole blocks go straight to their place where it lies in memory as the tensor lies in the file, modulo a block. All else
-    goes through `bounce`: a tensor's first and last bytes, and experts, whose places follow from each other.
+    goes through `bounce`, and is copied while it is still in the cache.
     """
 
     def __init__(self) -> None:
         self.descriptors: dict[Path, int] = {}
-        self.bounce = pages(REQUEST_BYTES).numpy()
+        self.bounce = pages(REQUEST_BYTES + BLOCK_BYTES).numpy()
 
     def close(self) -> None:
         for descriptor in self.descriptors.values():
@@ -48,12 +49,18 @@ class FileReader:
                 wanted = min(REQUEST_BYTES, left - left % BLOCK_BYTES)
                 got = os.preadv(descriptor, [out[done : done + wanted].data], offset)
             else:
-                wanted = BLOCK_BYTES if in_step else min(REQUEST_BYTES, align(lead + left, BLOCK_BYTES))
+                wanted = BLOCK_BYTES if in_step else min(len(self.bounce), align(lead + left, BLOCK_BYTES))
                 got = max(min(os.preadv(descriptor, [self.bounce[:wanted].data], offset - lead) - lead, left), 0)
                 out[done : done + got] = self.bounce[lead : lead + got]
             if got == 0:
                 raise StoreError("read", str(entry.path), offset, left, 0, None, f"the file ends within {entry.name}")
             done += got
+
+    def read_tensor(self, entry: Entry) -> Tensor:
+        """One tensor, in memory of its own."""
+        tensor = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        self.read(entry, tensor)
+        return tensor.view(entry.dtype).view(entry.shape)
 
     def _open(self, path: Path) -> int:
         if path not in self.descriptors:
@@ -67,21 +74,21 @@ class FileReader:
 
 
 def pages(num_bytes: int) -> Tensor:
-    """Memory that begins at a page, on huge pages where there are any."""
+    """Memory on huge pages where there are any: on small ones a request is cut up, as one transfer gathers so many only."""
     try:
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system has no memory for a buffer of {num_bytes} bytes ({error.strerror})") from error
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE_BYTES
+    return whole[start : start + num_bytes]
 
 
 def read_tensor(entry: Entry) -> Tensor:
     """One tensor, in memory of its own."""
-    tensor = torch.empty(entry.num_bytes, dtype=torch.uint8)
     with closing(FileReader()) as reader:
-        reader.read(entry, tensor)
-    return tensor.view(entry.dtype).view(entry.shape)
+        return reader.read_tensor(entry)
 
 
 def check_equal(one: Entry, other: Entry) -> None:

@@ -54,6 +54,8 @@ class Group:
     targets: tuple[str, ...]
     converter: WeightConverter | None
     """None: one tensor, as it is"""
+    dtypes: tuple[torch.dtype, ...] = ()
+    """of the targets"""
 
     def convert(self, model: nn.Module, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
         """The tensors of the model by name, from those of `sources` in order."""
@@ -115,7 +117,7 @@ def _group(model: nn.Module, expected: Mapping[str, Tensor], members: list[tuple
             raise ModelError(f"{names} become {name}, which is not in the model")
         if tensor.shape != expected[name].shape:
             raise ModelError(f"{names}: shape {list(tensor.shape)}, but {name} in the model has {list(expected[name].shape)}")
-    return Group(sources, tuple(converted), converter)
+    return Group(sources, tuple(converted), converter, tuple(tensor.dtype for tensor in converted.values()))
 
 
 def _check_complete(model: PreTrainedModel, expected: Iterable[str], groups: Iterable[Group], unexpected: list[str]) -> None:

@@ -29,7 +29,7 @@ from lohan.model.file_reader import check_equal, read_tensor
 from lohan.model.folder import CONFIG_NAME, check_layers, read_config, read_entries, read_side_files, resolve, sensible
 from lohan.model.keys import Group, canonical_names, match_keys
 from lohan.model.safetensors_file import Entry, TensorSpec
-from lohan.model.weights_in import FileTensors, ModuleTensors, TensorSource
+from lohan.model.weights_in import FileTensors, ModuleTensors, TensorSource, whole_tensors
 
 
 @dataclass
@@ -52,6 +52,10 @@ class OpenedModel:
     """configuration and tokenizer files"""
     keep_fp32: frozenset[str] = frozenset()
     """parameters that Transformers holds in fp32 whatever the dtype asked for"""
+
+    def values(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter, whole, as it is stored, while the next one is read."""
+        return whole_tensors(self.tensors, {name: self.stored[name].shape for name in self.tensors.dtypes})
 
     @property
     def tokenizer_files(self) -> dict[str, bytes]:

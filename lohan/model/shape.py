@@ -77,6 +77,11 @@ class TensorShape:
     def end(self) -> int:
         return self.offset + self.num_elements
 
+    @property
+    def first_element(self) -> int:
+        """the first one of the whole parameter that this unit holds"""
+        return self.first_row * (self.num_elements // self.shape[0]) if self.first_row else 0
+
 
 @dataclass(frozen=True, slots=True)
 class UnitShape:

@@ -1,135 +1,180 @@
-"""A model's weights, tensor by tensor, in the model's order and in the dtype in which they are stored.
+"""A model's weights, in the dtype in which they are stored: any range of any parameter, by as many threads as want some.
 
-Reading a checkpoint has three steps that overlap:
+What a parameter is made of is settled before the first byte moves:
 
-    plan    for each group of tensors: which bytes of which file go where in a span of memory
-    read    threads fill spans of a ring, ahead of the consumer, with large requests past the page cache
-    convert tensors are views of their span where the model stores them as the file does; a layer's experts are read straight
-            to their rows of the fused tensor; anything else goes through Transformers' converter
+    stored      bytes of the files, one range behind the other: a tensor as it lies there, or a layer's experts, which are
+                stacked and concatenated by being read to their places
+    converted   what Transformers' converter makes of whole tensors of the files. It is made when the first range of it is
+                asked for, and kept until all of it has been given out once
 
-Host memory is the ring: the largest span plus READ_AHEAD_BYTES. A tensor is valid until the next one is asked for.
+A reader belongs to one thread. It holds a request's memory and open files; what is converted is shared by all.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
-from itertools import cycle
+from itertools import accumulate, zip_longest
+from threading import Lock
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
-from lohan.host.threads import Crew, Job
-from lohan.model.file_reader import BLOCK_BYTES, FileReader, pages
+from lohan.host.threads import Crew
+from lohan.model.file_reader import FileReader
 from lohan.model.keys import Group
 from lohan.model.safetensors_file import Entry
-from lohan.model.shape import align
 
-READ_AHEAD_BYTES = 48 * 2**20
-"""beyond the span that the consumer holds"""
-NUM_READERS = 3
-"""one alone reads 2.3 GB/s from a drive that gives 4.2"""
+
+class TensorReader(Protocol):
+    """A way to the weights for one thread."""
+
+    def read(self, name: str, first: int, into: Tensor) -> None:
+        """Fill `into`, flat and of the parameter's stored dtype, with its elements from `first` on."""
+
+    def close(self) -> None: ...
 
 
 class TensorSource(Protocol):
     """Where a model's weights come from."""
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter's name and value; a value is valid until the next one is asked for.
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        """Of every parameter that there is, as it is stored."""
 
-        In the model's order, but for tensors that one conversion makes: they come together, where the first of them belongs.
-        """
-        ...
+    def open_reader(self) -> TensorReader: ...
 
 
 class ModuleTensors:
-    """The weights of a model that is in memory already; each is let go when the consumer replaces it in the module."""
+    """The weights of a model that is in memory already."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name in [name for name, _ in self.module.named_parameters()]:
-            yield name, self.module.get_parameter(name).detach()
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return {name: parameter.dtype for name, parameter in self.module.named_parameters()}
 
+    def open_reader(self) -> TensorReader:
+        return self
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A group's bytes in memory, one place per tensor of the checkpoint."""
+    def read(self, name: str, first: int, into: Tensor) -> None:
+        whole = self.module.get_parameter(name).detach()
+        row = max(whole[0].numel(), 1) if whole.ndim and len(whole) else 1
+        rows = whole[first // row : -(-(first + into.numel()) // row)] if whole.ndim else whole
+        into.copy_(rows.reshape(-1)[first % row :][: into.numel()])
 
-    group: Group
-    places: tuple[tuple[Entry, int], ...]
-    """each entry and the offset of its bytes in the span"""
-    num_bytes: int
-    fused: tuple[int, ...] | None
-    """the shape of the one tensor that the span is as a whole, where the places put a layer's experts together"""
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 class FileTensors:
     """The weights of a checkpoint's files."""
 
     def __init__(self, model: nn.Module, groups: Iterable[Group], names: dict[str, str]) -> None:
-        """`groups` in the order in which they are wanted; `names` maps the targets to the names to give out."""
-        self.model, self.names = model, names
-        self.spans = [_plan(group) for group in groups]
-        self.ring_bytes = max((span.num_bytes for span in self.spans), default=0) + READ_AHEAD_BYTES
+        """`names` maps the groups' targets to the names to give out."""
+        self.homes: dict[str, Stored | Converted] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        for group in groups:
+            entries = _entries_in_order(group)
+            home = Converted(model, group, names) if entries is None else Stored(entries)
+            for target, dtype in zip(group.targets, group.dtypes, strict=True):
+                name = names.get(target, target)
+                self.homes[name], self.dtypes[name] = home, dtype
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        readers = [FileReader() for _ in range(NUM_READERS)]
-        ring = _Ring(self.ring_bytes)
-        threads: list[Crew] = []
-        waiting = deque(self.spans)
-        ahead: deque[tuple[Span, int, Job[None]]] = deque()
-        try:
-            threads += (Crew("lohan import", 1) for _ in readers)
-            turns = cycle(zip(threads, readers, strict=True))
-            while waiting or ahead:
-                while waiting and (start := ring.take(waiting[0].num_bytes)) is not None:
-                    span, (thread, reader) = waiting.popleft(), next(turns)
-                    ahead.append((span, start, thread.submit(partial(_fill, reader, span, ring.memory[start:]))))
-                span, start, filled = ahead.popleft()
-                filled.wait()
-                for target, tensor in self._tensors(span, ring.memory[start : start + span.num_bytes]).items():
-                    yield self.names.get(target, target), tensor
-                ring.give_back()
-        finally:
-            for thread in threads:
-                thread.close()
-            for reader in readers:
-                reader.close()
-
-    def _tensors(self, span: Span, memory: Tensor) -> dict[str, Tensor]:
-        if span.fused is not None:
-            return {span.group.targets[0]: memory.view(span.places[0][0].dtype).view(span.fused)}
-        parts = (memory[at : at + entry.num_bytes].view(entry.dtype).view(entry.shape) for entry, at in span.places)
-        return span.group.convert(self.model, parts)
+    def open_reader(self) -> TensorReader:
+        return _HomeReader(self.homes)
 
 
-def _plan(group: Group) -> Span:
-    if (fused := _fused_experts(group)) is not None:
-        return fused
-    places, at = [], 0
-    for source in group.sources:
-        lead = source.entry.offset % BLOCK_BYTES
-        if lead % source.entry.dtype.itemsize == 0:
-            at += lead  # in step with the file, so that whole blocks are read to their places
-        places.append((source.entry, at))
-        at = align(at + source.entry.num_bytes, BLOCK_BYTES)
-    return Span(group, tuple(places), at, None)
+class _HomeReader:
+    """Reads from files, whatever a parameter is made of."""
+
+    def __init__(self, homes: Mapping[str, Stored | Converted]) -> None:
+        self._homes, self._files = homes, FileReader()
+
+    def read(self, name: str, first: int, into: Tensor) -> None:
+        self._homes[name].read(self._files, name, first, into)
+
+    def close(self) -> None:
+        self._files.close()
 
 
-def _fused_experts(group: Group) -> Span | None:
-    """The places that do what stacking a layer's experts, and concatenating their projections, would do by copying.
+class Stored:
+    """A parameter that is bytes of the files."""
 
-    With gate and up projections of `rows` each, expert e is rows 2·e·rows to 2·(e+1)·rows of the fused tensor: gate, then up.
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self.entries = entries
+        self._starts = list(accumulate((entry.num_bytes for entry in entries), initial=0))
+
+    def read(self, files: FileReader, name: str, first: int, into: Tensor) -> None:
+        out, done = into.view(torch.uint8), 0
+        while done < len(out):
+            at = first * into.element_size() + done
+            number = bisect_right(self._starts, at) - 1
+            stop = min(done + self._starts[number + 1] - at, len(out))
+            files.read(self.entries[number], out[done:stop], at - self._starts[number])
+            done = stop
+
+
+class Converted:
+    """Parameters that a converter makes together."""
+
+    def __init__(self, model: nn.Module, group: Group, names: Mapping[str, str]) -> None:
+        self._model, self._group, self._names = model, group, names
+        self._lock = Lock()
+        self.made: dict[str, Tensor] = {}
+        """flat, while there is more of them to give out"""
+        self._left: dict[str, int] = {}
+        """elements of each that nobody has asked for yet"""
+
+    def read(self, files: FileReader, name: str, first: int, into: Tensor) -> None:
+        with self._lock:
+            if name not in self.made:
+                self._make(files)
+            into.copy_(self.made[name][first : first + into.numel()])
+            self._left[name] -= into.numel()
+            if self._left[name] <= 0:
+                del self.made[name]
+
+    def _make(self, files: FileReader) -> None:
+        sources = (files.read_tensor(source.entry) for source in self._group.sources)
+        for target, tensor in self._group.convert(self._model, sources).items():
+            name = self._names.get(target, target)
+            self.made[name], self._left[name] = tensor.reshape(-1), tensor.numel()
+
+
+def whole_tensors(source: TensorSource, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter, whole, while the next one is read."""
+
+    def read(name: str) -> Tensor:
+        flat = torch.empty(math.prod(shapes[name]), dtype=source.dtypes[name])
+        reader.read(name, 0, flat)
+        return flat.view(shapes[name])
+
+    with closing(source.open_reader()) as reader, closing(Crew("lohan read", 1)) as thread:
+        names = list(source.dtypes)
+        ahead = [thread.submit(partial(read, name)) for name in names[:1]]
+        for name, following in zip_longest(names, names[1:]):
+            tensor = ahead.pop().wait()
+            if following is not None:
+                ahead.append(thread.submit(partial(read, following)))
+            yield name, tensor
+
+
+def _entries_in_order(group: Group) -> tuple[Entry, ...] | None:
+    """The tensors of the files that a group's one target is, laid one behind the other; None where it is not as simple.
+
+    A layer's experts are: with gate and up projections of `rows` each, expert e is rows 2·e·rows to 2·(e+1)·rows of the fused
+    tensor, gate, then up. That is what stacking the experts, and concatenating their projections, would do by copying.
     """
-    if group.converter is None or [type(op) for op in group.converter.operations] not in (
-        [MergeModulelist],
-        [MergeModulelist, Concatenate],
-    ):
+    if group.converter is None:
+        return tuple(source.entry for source in group.sources)
+    if [type(op) for op in group.converter.operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
         return None
     if [vars(operation)["dim"] for operation in group.converter.operations] != [0, 1][: len(group.converter.operations)]:
         return None
@@ -137,44 +182,4 @@ def _fused_experts(group: Group) -> Span | None:
     kinds = {(entry.dtype, entry.shape[1:]) for stack in stacks for entry in stack}
     if len({len(stack) for stack in stacks}) > 1 or len(kinds) > 1 or any(len({e.shape for e in s}) != 1 for s in stacks):
         return None
-    experts = list(zip(*stacks, strict=True))
-    places, at = [], 0
-    for expert in experts:
-        for entry in expert:
-            places.append((entry, at))
-            at += entry.num_bytes
-    rows = sum(entry.shape[0] for entry in experts[0])
-    return Span(group, tuple(places), at, (len(experts), rows, *experts[0][0].shape[1:]))
-
-
-class _Ring:
-    """Memory from which contiguous spans are taken in order and given back in the same order."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.size = align(num_bytes, BLOCK_BYTES)
-        self.memory = pages(self.size)
-        self.taken: deque[tuple[int, int]] = deque()
-
-    def take(self, num_bytes: int) -> int | None:
-        """The start of a free span, or None until more is given back."""
-        size = align(max(num_bytes, 1), BLOCK_BYTES)
-        start = 0
-        if self.taken:
-            first, newest = self.taken[0][0], self.taken[-1]
-            start = newest[1]
-            if start > first and start + size > self.size:
-                start = 0
-            limit = self.size if start > first else first
-            if start + size > limit:
-                return None
-        self.taken.append((start, start + size))
-        return start
-
-    def give_back(self) -> None:
-        """Free the span that was taken first."""
-        self.taken.popleft()
-
-
-def _fill(reader: FileReader, span: Span, memory: Tensor) -> None:
-    for entry, at in span.places:
-        reader.read(entry, memory[at : at + entry.num_bytes])
+    return tuple(entry for expert in zip(*stacks, strict=True) for entry in expert)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,22 +13,11 @@ from lohan.schedule.slots import Role, Sizes
 
 
 class Ram:
-    """Whole units in and out of what RAM keeps."""
+    """Whole units out of what RAM keeps."""
 
     def __init__(self, memory: Memory, shape: ModelShape, sizes: Sizes, numerics: Numerics, chunk_elements: int) -> None:
         self._memory, self._shape, self._sizes, self._numerics = memory, shape, sizes, numerics
         self._chunk_elements = chunk_elements
-
-    def write_unit(self, index: int, buffers: UnitBuffers) -> Callable[[], None]:
-        """A unit as it begins; it is there at once."""
-        weights, state = self._memory.kept(Role.WEIGHTS, index), self._memory.kept(Role.STATE, index)
-        assert weights is not None, "without an SSD, RAM keeps the weights of every unit"
-        parts = [part for part in (buffers.trainable, buffers.frozen) if part is not None]
-        torch.cat(parts, out=weights[: sum(part.numel() for part in parts)])
-        if buffers.rest is not None and state is not None:
-            for in_state, in_rest in self._rests(index, state, buffers.rest):
-                in_state.copy_(in_rest)
-        return _nothing_left
 
     def read_unit(self, index: int) -> UnitBuffers:
         """A unit's weights and masters as they stand; there is one side only."""
@@ -53,7 +40,3 @@ class Ram:
             num, base = min(each, total - first), first * self._sizes.state
             pairs.append((state[base : base + num * size], rest[first * size : (first + num) * size]))
         return pairs
-
-
-def _nothing_left() -> None:
-    """A unit that was copied is there."""

@@ -32,6 +32,7 @@ from lohan.optim.base import Optimizer
 from lohan.plan.plan import Plan
 from lohan.run.batches import HostSlice, cut
 from lohan.run.executor import Executor
+from lohan.run.importer import import_weights
 from lohan.run.memory import Memory
 from lohan.run.passes import LossFn, ModelRunner
 from lohan.run.places import UnitLayout, layout_of
@@ -41,7 +42,6 @@ from lohan.run.record import Recording, record, record_language_model
 from lohan.run.state import MemoryState, StoreState
 from lohan.run.storage import Storage, Stores
 from lohan.run.training import Prepared, Training
-from lohan.run.transfer import Importer, UnitBuffers, WriteUnit
 from lohan.schedule.slots import Sizes
 from lohan.ssd.records import Commit
 from lohan.ssd.run_stores import DriveStores, MadeStores, MakeStore
@@ -142,8 +142,8 @@ class Starting:
             self.checkpoint.load(state, self._progress)
             resumed = Commit(self.checkpoint.manifest.step, ())
         elif resumed is None:
-            told = _Told(units.write_unit, len(self.map.units), self._progress)
-            Importer(self.map, self.sizes, self.numerics, told.write_unit).take(self._opened.tensors)
+            layout = layout_of(shape, self.sizes)
+            import_weights(self._opened.tensors, shape.units, layout, self.numerics, state, self._progress)
         self._release_source()
         training = Training(shape, self.optimizer, self.numerics, self._max_grad_norm, self._executor, self._storage, resumed)
         if not training.pending:
@@ -279,21 +279,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def is_language_model(model: nn.Module) -> bool:
     """A decoder alone: what an encoder is given has a length of its own."""
     return isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-
-
-class _Told:
-    """Units that are written, with word of how many they are."""
-
-    def __init__(self, write_unit: WriteUnit, num_units: int, progress: Progress) -> None:
-        self._write_unit, self._num_units, self._progress = write_unit, num_units, progress
-        self._num_written = 0
-        progress("import weights", 0, num_units)
-
-    def write_unit(self, index: int, buffers: UnitBuffers) -> Callable[[], None]:
-        wait = self._write_unit(index, buffers)
-        self._num_written += 1
-        self._progress("import weights", self._num_written, self._num_units)
-        return wait
 
 
 def silent(phase: str, done: int, total: int | None) -> None:

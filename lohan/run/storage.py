@@ -10,7 +10,7 @@ Whatever is read is what was written: both stores are checked (`ssd.checked`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -111,19 +111,7 @@ class Storage:
         read, written = self._closed_bytes
         return read + sum(store.read_bytes for store in stores), written + sum(store.written_bytes for store in stores)
 
-    # ---------------------------------------------------------------- whole units: import and export
-
-    def write_unit(self, index: int, buffers: UnitBuffers) -> Callable[[], None]:
-        """A unit as it begins: weights, and what the masters hold beyond them if anything. Returns what waits for it."""
-        requests: list[Request] = []
-        rest = rest_range(self._shape.units[index], self._sizes, self._numerics)[0]
-        if buffers.trainable is not None:
-            requests.append((self._address_of(index), buffers.trainable))
-        if buffers.rest is not None:
-            requests.append((self._address_of(index) + rest, buffers.rest))
-        if buffers.frozen is not None:
-            requests.append((self._addresses[Role.FROZEN, index], buffers.frozen))
-        return self.units.submit_write(requests).wait
+    # ---------------------------------------------------------------- whole units: export
 
     def _address_of(self, unit: int) -> int:
         return self.places.addresses[self.places.now[unit]]

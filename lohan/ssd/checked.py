@@ -70,7 +70,8 @@ class CheckedStore:
         for extent, first in zip(self._extents, self._first[:-1], strict=True):
             for grain in {0, extent.num_grains - 1}:
                 size = extent.grain_size(grain)
-                of_zeros.setdefault(size, xxh3_64_intdigest(bytes(size)))
+                if size not in of_zeros:
+                    of_zeros[size] = xxh3_64_intdigest(bytes(size))
             self.sums[first : first + extent.num_grains] = of_zeros[extent.grain_size(0)]
             self.sums[first + extent.num_grains - 1] = of_zeros[extent.grain_size(extent.num_grains - 1)]
 

@@ -84,7 +84,7 @@ def export_folder(folder: Path, out: Path, dtype: torch.dtype | None, max_shard_
     console.phase(f"open {folder}")
     opened = open_model(folder)
     console.phase(f"write {out}")
-    export(opened, _InOrder(opened.tensors), out, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    export(opened, _InOrder(opened.values()), out, dtype=dtype, max_shard_bytes=max_shard_bytes)
     return f"the model of {folder}"
 
 
@@ -97,7 +97,7 @@ class _InOrder:
     def __call__(self, wanted: str) -> Tensor:
         while wanted not in self._early:
             name, tensor = next(self._tensors)
-            self._early[name] = tensor.clone()
+            self._early[name] = tensor
         return self._early.pop(wanted)
 
 
@@ -107,7 +107,7 @@ def verify(folder: Path, console: Console) -> tuple[int, int]:
 
     num_tensors = num_bytes = 0
     opened = open_model(folder)
-    for name, tensor in opened.tensors:
+    for name, tensor in opened.values():
         num_tensors, num_bytes = num_tensors + 1, num_bytes + tensor.nbytes
         console.progress("verify", num_tensors, len(opened.stored))
         if not bool(tensor.isfinite().all()):

@@ -9,13 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from lohan.config import Numerics
+from lohan.keep.manifest import PIECE_ELEMENTS, Piece
+from lohan.model.file_reader import BLOCK_BYTES, REQUEST_BYTES
 from lohan.model.keys import group_for_export, to_source_format
 from lohan.model.load import OpenedModel, build_on_meta, open_model
 from lohan.model.safetensors_file import TensorSpec, lay_out_file
-from lohan.model.weights_in import READ_AHEAD_BYTES, FileTensors
+from lohan.model.shape import ModelShape
+from lohan.model.units import discover
 from lohan.model.weights_out import export
+from lohan.run.importer import NUM_LANES, import_weights
+from lohan.run.places import layout_of
+from lohan.schedule.slots import Sizes
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -65,8 +73,27 @@ def status(field: str) -> int:
 
 
 def read_all(opened: OpenedModel) -> None:
-    for _, tensor in opened.tensors:
+    for _, tensor in opened.values():
         assert not tensor[0].any()
+
+
+def import_all(opened: OpenedModel) -> None:
+    """With nowhere to go."""
+    units = tuple(unit.shape for unit in discover(opened.model).units)
+    layout = layout_of(ModelShape(units, ()), Sizes(2, (2,)))
+    import_weights(opened.tensors, units, layout, Numerics(), Nowhere(), lambda phase, done, total: None)
+
+
+class Nowhere:
+    """A run that forgets what is written."""
+
+    def submit_read(self, piece: Piece, into: Tensor) -> Nowhere:
+        return self
+
+    def submit_write(self, piece: Piece, data: Tensor) -> Nowhere:
+        return self
+
+    def wait(self) -> None: ...
 
 
 def write_all(opened: OpenedModel) -> None:
@@ -76,12 +103,19 @@ def write_all(opened: OpenedModel) -> None:
     export(opened, lambda name: torch.ones(shapes[name], dtype=torch.bfloat16), folder / "out")
 
 
-def test_reading_takes_the_largest_tensor_and_what_is_read_ahead(tmp_path: Path) -> None:
+def test_importing_takes_a_few_pieces(tmp_path: Path) -> None:
+    """Less than the largest tensor, here."""
     num_bytes = write_zeros(tmp_path)
-    source = open_model(tmp_path).tensors
-    assert isinstance(source, FileTensors) and source.ring_bytes == EXPERTS_BYTES + READ_AHEAD_BYTES
+    grown = grown_by("import_all", tmp_path)
+    lane_bytes = PIECE_ELEMENTS * (2 + 2) + REQUEST_BYTES + BLOCK_BYTES
+    assert grown < NUM_LANES * lane_bytes + SLACK_BYTES < num_bytes / 5
+
+
+def test_reading_takes_three_largest_tensors(tmp_path: Path) -> None:
+    """The one that is looked at, the next one, and what the consumer has not let go of yet."""
+    num_bytes = write_zeros(tmp_path)
     grown = grown_by("read_all", tmp_path)
-    assert EXPERTS_BYTES < grown < source.ring_bytes + SLACK_BYTES < num_bytes / 2
+    assert EXPERTS_BYTES < grown < 3 * EXPERTS_BYTES + SLACK_BYTES < num_bytes / 2
 
 
 def test_writing_takes_two_largest_tensors(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ from lohan.model.load import open_model
 from lohan.model.weights_out import export
 from tests.checkpoints import rewritten, same_bits, saved, taken, tensors_of
 from tests.tiny import CAUSAL, VOCABULARY, causal_model
+
+
+def convert_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has a converter goes through it."""
+    simple = weights_in._entries_in_order
+    monkeypatch.setattr(weights_in, "_entries_in_order", lambda group: None if group.converter else simple(group))
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -62,23 +69,44 @@ def test_experts_are_read_straight_to_their_places(tmp_path: Path) -> None:
         saved(tmp_path / name, name)
         source = open_model(tmp_path / name).tensors
         assert isinstance(source, weights_in.FileTensors)
-        fused = [span.fused for span in source.spans if len(span.places) > 1]
-        assert len(fused) == 4 and None not in fused
+        homes = list(source.homes.values())
+        assert all(isinstance(home, weights_in.Stored) for home in homes)
+        assert sum(isinstance(home, weights_in.Stored) and len(home.entries) > 1 for home in homes) == 4
 
 
 def test_other_conversions_go_through_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = saved(tmp_path, "mixtral")
-    monkeypatch.setattr(weights_in, "_fused_experts", lambda group: None)
-    assert same_bits(taken(open_model(tmp_path)), dict(model.named_parameters()))
+    convert_all(monkeypatch)
+    opened = open_model(tmp_path)
+    assert isinstance(opened.tensors, weights_in.FileTensors)
+    assert sum(isinstance(home, weights_in.Converted) for home in opened.tensors.homes.values()) == 4
+    assert same_bits(taken(opened), dict(model.named_parameters()))
 
 
-def test_reading_ahead_never_overwrites_what_the_consumer_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("converts", [False, True])
+def test_any_range_of_any_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converts: bool) -> None:
+    """In uneven parts, which begin anywhere in a block of the file and cross from one expert to the next."""
     model = saved(tmp_path, "mixtral")
-    expected = dict(model.named_parameters())
-    for ahead in (0, 4096, 40_000):
-        monkeypatch.setattr(weights_in, "READ_AHEAD_BYTES", ahead)
-        for name, tensor in open_model(tmp_path).tensors:
-            assert torch.equal(tensor, expected[name])
+    if converts:
+        convert_all(monkeypatch)
+    for source in (open_model(tmp_path).tensors, open_model(model).tensors):
+        with closing(source.open_reader()) as reader:
+            for name, parameter in model.named_parameters():
+                flat, each = parameter.detach().reshape(-1), max(parameter.numel() // 7, 1)
+                for first in range(0, flat.numel(), each):
+                    into = torch.empty(min(each, flat.numel() - first), dtype=source.dtypes[name])
+                    reader.read(name, first, into)
+                    assert torch.equal(into, flat[first : first + each]), name
+
+
+def test_what_was_converted_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, "mixtral")
+    convert_all(monkeypatch)
+    opened = open_model(tmp_path)
+    taken(opened)
+    assert isinstance(opened.tensors, weights_in.FileTensors)
+    converted = [home for home in opened.tensors.homes.values() if isinstance(home, weights_in.Converted)]
+    assert converted and not any(home.made for home in converted)
 
 
 def test_tensors_may_lie_anywhere_in_a_file(tmp_path: Path) -> None:

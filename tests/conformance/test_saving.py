@@ -63,7 +63,7 @@ def test_any_module_is_a_model(tmp_path: Path) -> None:
 
 def test_a_configuration_gives_random_weights() -> None:
     opened = open_model(CAUSAL["llama"](), dtype=torch.bfloat16)
-    assert all(tensor.dtype == torch.bfloat16 and tensor.std() >= 0 for _, tensor in opened.tensors)
+    assert all(tensor.dtype == torch.bfloat16 and tensor.std() >= 0 for _, tensor in opened.values())
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
