@@ -99,6 +99,9 @@ class CpuDevice:
     def abort(self, error: BaseException) -> None:
         self._notice.post(error)
 
+    def expect_workspace(self, nbytes: int) -> None:
+        self._heap.keep_for(nbytes)
+
     def reset_peak(self) -> None:
         """The peak of the slabs never falls; the workspace is the host's (`live.LiveBytes` measures it)."""
 

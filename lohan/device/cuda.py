@@ -223,6 +223,9 @@ class CudaDevice:
     def abort(self, error: BaseException) -> None:
         self._notice.post(error)
 
+    def expect_workspace(self, nbytes: int) -> None:
+        """Torch's allocator keeps what it has, up to the budget."""
+
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 

@@ -123,6 +123,10 @@ class Device(Protocol):
         """Make every thread that blocks in this device, now or later, raise `error` instead."""
         ...
 
+    def expect_workspace(self, nbytes: int) -> None:
+        """What the operations of one unit hold at most from now on: how much free memory is worth keeping for the next one."""
+        ...
+
     def reset_peak(self) -> None: ...
 
     @property

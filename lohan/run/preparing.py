@@ -107,6 +107,7 @@ class Preparer:
         self._check(situation, plan)
         is_same = (plan, room.boundary_bytes, room.sums) == (self._plan, self.room.boundary_bytes, self.room.sums)
         self.room, self._plan = room, plan
+        self.device.expect_workspace(room.workspace.nbytes)
         if is_same and self.current is not None:
             self.current.workspace = room.workspace
         else:

@@ -180,6 +180,9 @@ class EmulatedDevice:
     def abort(self, error: BaseException) -> None:
         self._notice.post(error)
 
+    def expect_workspace(self, nbytes: int) -> None:
+        """The arena gives everything back at once."""
+
     def reset_peak(self) -> None:
         self._arena.reset_peak()
 
