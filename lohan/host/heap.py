@@ -6,7 +6,8 @@ by more than that is worth, free pages go back to the system.
 
 What it is worth: pages that go back are cleared when they come again. Given back after every unit of a model with 374M
 parameters, 4 x 512 tokens (workspace 125 MiB, slack 64 MiB), they cost 14% of a step; with a slack of 192 MiB 2%, of 256 MiB
-nothing; and the peak was the same within 5%, as the operations of a unit take what the last one's left. Hence twice the workspace.
+nothing; and the peak was the same within 5%, as the operations of a unit take what the last one's left. Hence twice the
+workspace.
 """
 
 from __future__ import annotations
