@@ -6,8 +6,8 @@ by more than that is worth, free pages go back to the system.
 
 What it is worth: pages that go back are cleared when they come again. Given back after every unit of a model with 374M
 parameters, 4 x 512 tokens (workspace 125 MiB, slack 64 MiB), they cost 14% of a step; with a slack of 192 MiB 2%, of 256 MiB
-nothing; and the peak was the same within 5%, as the operations of a unit take what the last one's left. Hence twice the
-workspace.
+nothing; and the peak was the same within 5%, as the operations of a unit take what the last one's left. Twice the
+workspace took 1.1B, 4 x 512 tokens, to the very limit of its cgroup of 2.5 GiB in the export, so it is one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 from lohan.host.memory import resident_bytes
 
 SLACK_BYTES = 64 * 2**20
-WORKSPACES = 2
+WORKSPACES = 1
 """by so many bytes and workspaces the process may grow before its free pages are given back"""
 
 
